@@ -1,0 +1,127 @@
+"""Read documents (YAML or JSON) into the vocabulary's models, with limits and messages a user can act on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pitstop.errors import FieldProblem, InvalidInputError, InvalidScenarioError, show_value
+from pitstop.scenario import Scenario
+
+MAX_DOCUMENT_BYTES = 1_000_000
+
+M = TypeVar("M", bound=BaseModel)
+
+_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc]
+    """Safe YAML that refuses duplicate keys and aliases (a small file must not grow into a large one)."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not accepted", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+                seen.add(key)
+        result: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return result
+
+
+def parse_document(text: bytes, what: str) -> dict[str, Any]:
+    """Parse YAML (of which JSON is a subset) into a mapping.
+
+    Raises:
+        InvalidInputError: too large, not YAML, or not a mapping.
+    """
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise InvalidInputError(
+            f"{what}: too large",
+            [
+                FieldProblem(
+                    "(document)",
+                    f"{len(text):,} bytes",
+                    f"a document may have at most {MAX_DOCUMENT_BYTES:,} bytes",
+                    "Give one scenario per file; measured rows belong into an evidence file (--evidence).",
+                )
+            ],
+        )
+    try:
+        value = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = "(document)" if line is None else f"line {line + 1}"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InvalidInputError(
+            f"{what}: not valid YAML or JSON",
+            [FieldProblem(where, "unreadable text", str(problem), "Correct the file's syntax.")],
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidInputError(
+            f"{what}: not a mapping",
+            [FieldProblem("(top level)", show_value(value), "a mapping of fields is needed", "Start from an example.")],
+        )
+    return value
+
+
+def read_limited(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Read a file of at most ``limit`` bytes (one more is read, so that the caller's size check fires).
+
+    Raises:
+        InvalidInputError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        raise InvalidInputError(
+            f"{path}: cannot be read",
+            [FieldProblem("(file)", str(path), error.strerror or str(error), "Give a readable file's path.")],
+        ) from None
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario from a YAML or JSON file.
+
+    Raises:
+        InvalidScenarioError: with every wrong field, its value and the remedy.
+    """
+    return parse_scenario(read_limited(path), str(path))
+
+
+def parse_scenario(text: bytes, what: str) -> Scenario:
+    """Parse a scenario from YAML or JSON text; raises as ``load_scenario``."""
+    try:
+        return validate(Scenario, parse_document(text, what), what)
+    except InvalidScenarioError:
+        raise
+    except InvalidInputError as error:
+        raise InvalidScenarioError(error.message, error.problems) from None
+
+
+def validate(model: type[M], value: Any, what: str) -> M:
+    """Validate parsed data into ``model``; raises InvalidInputError naming field, value and remedy."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise InvalidInputError.from_validation(what, error) from None
+
+
+def digest(document: BaseModel) -> str:
+    """SHA-256 (hex) of a document's canonical JSON: equal documents have equal digests."""
+    text = json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,138 @@
+"""A plan: what happens to each communicator, to the cooldown and to the host backups during a switch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pitstop.errors import FieldProblem, InvalidPlanError, show_value
+from pitstop.scenario import StrictModel
+
+PLAN_SCHEMA_VERSION = 1
+
+Channels = Annotated[int, Field(ge=1, le=64)]
+
+
+class Disposition(StrEnum):
+    """What a switch does to a communicator."""
+
+    DESTROY = "destroy"
+    DESTROY_AFTER_SYNC = "destroy-after-sync"
+    KEEP = "keep"
+    SUSPEND = "suspend"
+
+
+class Cooldown(StrEnum):
+    """How the wait for ports after a destroy is paid."""
+
+    FIXED = "fixed"
+    DEADLINE = "deadline"
+
+
+class Backup(StrEnum):
+    """What the saver does with its pinned host copy after resume."""
+
+    REALLOCATE = "reallocate"
+    RETAIN = "retain"
+
+
+class Role(StrEnum):
+    """Groups of communicators that a plan treats alike."""
+
+    EXPORT = "export"
+    HOT = "hot"
+    COLD = "cold"
+
+
+class Plan(StrictModel):
+    """One way to switch.
+
+    ``training`` applies to every communicator that training uses. ``dedicated_export`` makes one more communicator
+    per export rank set, capped at ``export_max_ctas`` channels and kept alive throughout; without it the training
+    communicators gather the weights.
+    """
+
+    schema_version: Literal[1] = PLAN_SCHEMA_VERSION
+    name: str = Field(min_length=1, max_length=60, pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    summary: str = Field(default="", max_length=500)
+    training: Disposition = Field(description="what happens to the training communicators")
+    share: bool = Field(default=False, description="groups with equal rank set and options share one communicator")
+    cold_max_ctas: Channels | None = Field(default=None, description="channel cap of communicators off the hot path")
+    dedicated_export: bool = Field(default=False, description="a capped communicator of its own gathers the weights")
+    export_max_ctas: Channels = Field(default=4, description="channel cap of the dedicated export communicator")
+    background_release: bool = Field(default=False, description="release beside the saver's copy, joined before hand-over")
+    cooldown: Cooldown = Field(default=Cooldown.DEADLINE, description="fixed wait, or a deadline paid only if too early")
+    backup: Backup = Field(default=Backup.REALLOCATE, description="keep the pinned host backup between switches, or not")
+    canary: bool = Field(default=False, description="one all-reduce on each kept communicator after the pause")
+
+
+_NAMED = (
+    Plan(
+        name="reload",
+        summary="destroy and rebuild all groups around each use, fixed cooldown after each destroy: the baseline",
+        training=Disposition.DESTROY,
+        cooldown=Cooldown.FIXED,
+    ),
+    Plan(
+        name="reload-deferred",
+        summary="as reload, but the cooldown is a deadline, paid only if a rebuild comes too early",
+        training=Disposition.DESTROY,
+    ),
+    Plan(
+        name="keep-window",
+        summary="alive from pause to weight sync, then destroyed; cooldown deferred: the report's optimisation",
+        training=Disposition.DESTROY_AFTER_SYNC,
+        canary=True,
+    ),
+    Plan(
+        name="keep",
+        summary="alive through the rollout; holds all communicator memory while the engine runs",
+        training=Disposition.KEEP,
+        canary=True,
+    ),
+    Plan(
+        name="suspend",
+        summary="suspended while paused, resumed for the weight sync and for training (NCCL >= 2.29.7)",
+        training=Disposition.SUSPEND,
+        canary=True,
+    ),
+    Plan(
+        name="lean",
+        summary="equal rank sets share one communicator, cold ones capped, all kept; host backups retained",
+        training=Disposition.KEEP,
+        share=True,
+        cold_max_ctas=4,
+        backup=Backup.RETAIN,
+        canary=True,
+    ),
+    Plan(
+        name="lean-released",
+        summary="as lean, but training communicators are released beside the copy; a capped export communicator stays",
+        training=Disposition.DESTROY,
+        share=True,
+        cold_max_ctas=4,
+        dedicated_export=True,
+        background_release=True,
+        backup=Backup.RETAIN,
+        canary=True,
+    ),
+)
+NAMED_PLANS: dict[str, Plan] = {plan.name: plan for plan in _NAMED}
+BASELINE = NAMED_PLANS["reload"]
+
+
+def named_plan(name: str) -> Plan:
+    """Look a named plan up.
+
+    Raises:
+        InvalidPlanError: no plan has this name.
+    """
+    try:
+        return NAMED_PLANS[name]
+    except KeyError:
+        problem = FieldProblem(
+            "plan", show_value(name), "no plan has this name", f"Use one of: {', '.join(NAMED_PLANS)}."
+        )
+        raise InvalidPlanError("unknown plan", [problem]) from None
