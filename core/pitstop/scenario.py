@@ -158,6 +158,7 @@ class Trainer(StrictModel):
     )
     gloo_groups: bool = Field(default=True, description="Megatron's create_gloo_process_groups")
     manage_world: bool = Field(default=True, description="whether the default group is released and rebuilt too")
+    clear_memory: bool = Field(default=True, description="whether sleep begins with garbage collection and empty_cache")
     sequence_parallel: bool = Field(default=True, description="sequence parallelism inside TP")
     cooldown_s: Seconds = Field(default=2.0, description="fixed wait after each destroy in the `reload` baseline")
     rollout_s: Seconds = Field(

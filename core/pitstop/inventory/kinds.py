@@ -63,9 +63,9 @@ def _kinds(t: Topology) -> Iterator[GroupKind]:
     yield _nccl("TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP", "tp_dp_cp", members(dense, "tp-gtp_remat-dp-cp"))
     yield _nccl("TENSOR_AND_DATA_PARALLEL_GROUP", "tp_dp", members(dense, "tp-gtp_remat-dp"))
     yield _nccl("TENSOR_AND_CONTEXT_PARALLEL_GROUP", "tp_cp", members(dense, "tp-cp"))
-    yield _nccl("EXPERT_MODEL_PARALLEL_GROUP", "ep", members(expert, "ep"))
     if has_gtp:
         yield _nccl("EXPERT_GTP_WEIGHT_REMAT_GROUP", "expt_gtp_remat", members(expert, "gtp_remat"))
+    yield _nccl("EXPERT_MODEL_PARALLEL_GROUP", "ep", members(expert, "ep"))
     yield _nccl("EXPERT_TENSOR_PARALLEL_GROUP", "ep_tp", members(expert, "tp"))
     yield _nccl("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "tp_ep_mp", members(expert, "tp-ep"))
     yield _nccl("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "tp_ep_pp", members(expert, "tp-ep-pp"))
