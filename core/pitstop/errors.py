@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 _SHOWN_VALUE_CHARS = 120
+_SHOWN_MAPPING_ITEMS = 6
+_SHOWN_LIST_ITEMS = 8
+_FIELD_MESSAGE = re.compile(r"^([a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*): (.+)$", re.DOTALL)
+_SCALARS = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,20 @@ class FieldProblem:
     def as_dict(self) -> dict[str, str]:
         """The problem as JSON-ready strings."""
         return asdict(self)
+
+
+class FieldError(ValueError):
+    """Raised inside a validator to name the field below the validated model, and the remedy.
+
+    An empty ``field`` leaves the path to pydantic, as is right in a validator of a single field. Where no remedy
+    fits better than "correct it", a plain ``ValueError("layout.pp: ...")`` in a model's validator does as well.
+    """
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}" if field else problem)
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
 
 
 class PitstopError(Exception):
@@ -50,15 +70,7 @@ class InvalidInputError(PitstopError):
     @classmethod
     def from_validation(cls, what: str, error: ValidationError) -> InvalidInputError:
         """Turn pydantic's error about ``what`` (a file name, "request body") into ours."""
-        problems = [
-            FieldProblem(
-                field=".".join(str(part) for part in item["loc"]) or "(top level)",
-                value=show_value(item.get("input")),
-                problem=_strip(item["msg"]),
-                remedy=_remedy(dict(item)),
-            )
-            for item in error.errors(include_url=False)
-        ]
+        problems = [_problem(dict(item)) for item in error.errors(include_url=False)]
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         return cls(f"{what}: {count} found", problems)
 
@@ -95,9 +107,9 @@ class MissingExtraError(PitstopError):
 
 def show_value(value: Any) -> str:
     """A user's value as it should appear in a message: short, on one line, quoted if text."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not _is_small(value):
         text = f"a mapping with keys {sorted(map(str, value))}"
-    elif isinstance(value, list) and len(value) > 8:  # noqa: PLR2004 - longer lists say nothing in a message
+    elif isinstance(value, list) and len(value) > _SHOWN_LIST_ITEMS:
         text = f"a list of {len(value)} items"
     else:
         text = repr(value)
@@ -105,27 +117,96 @@ def show_value(value: Any) -> str:
     return text if len(text) <= _SHOWN_VALUE_CHARS else text[: _SHOWN_VALUE_CHARS - 1] + "…"
 
 
+def use_one_of(value: object, known: Iterable[str]) -> str:
+    """The remedy for an unknown name: the known ones, the most similar first."""
+    names = list(known)
+    near = difflib.get_close_matches(str(value).lower(), names, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"{hint}Use one of: {', '.join(names)}."
+
+
+def _is_small(value: dict[Any, Any]) -> bool:
+    return len(value) <= _SHOWN_MAPPING_ITEMS and all(isinstance(item, _SCALARS) for item in value.values())
+
+
+def _problem(item: dict[str, Any]) -> FieldProblem:
+    """One of pydantic's errors as ours, moved to the field that a model's validator blames."""
+    loc, found, problem = [str(part) for part in item["loc"]], item.get("input"), _strip(item["msg"])
+    remedy = _remedy(item)
+    raised = item.get("ctx", {}).get("error")
+    blamed = ""
+    if isinstance(raised, FieldError):
+        blamed, problem, remedy = raised.field, raised.problem, raised.remedy
+    elif item["type"] == "value_error" and not isinstance(found, _SCALARS):
+        # A validator of one field sees the field's value; one that sees a whole model names the field in its text.
+        match = _FIELD_MESSAGE.match(problem)
+        if match:
+            blamed, problem = match[1], match[2]
+            remedy = f"Correct {blamed}, or what it has to agree with."
+    value = "nothing" if item["type"] == "missing" else show_value(found)
+    if blamed:
+        path = blamed.split(".")
+        value, loc = _value_at(found, path), loc + path
+    return FieldProblem(".".join(loc) or "(top level)", value, problem, remedy)
+
+
+def _value_at(found: Any, path: list[str]) -> str:
+    """The value that a user gave at a path, in a mapping or in a model made from one."""
+    for part in path:
+        if isinstance(found, Mapping):
+            if part not in found:
+                return "nothing, so the default"
+            found = found[part]
+        else:
+            found = getattr(found, part, None)
+    return show_value(found)
+
+
 def _strip(message: str) -> str:
     return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+
+
+_REMEDIES = {
+    "missing": "Add this field.",
+    "extra_forbidden": "Remove it or correct its spelling; unknown fields are never ignored.",
+    "finite_number": "Give a finite number; NaN and infinity are not measurements.",
+    "string_type": "Write it in quotes, so that it is read as text.",
+    "int_type": "Give a whole number.",
+    "int_parsing": "Give a whole number.",
+    "int_parsing_size": "Give a smaller whole number.",
+    "int_from_float": "Give a whole number.",
+    "float_type": "Give a number.",
+    "float_parsing": "Give a number.",
+    "bool_type": "Give true or false.",
+    "bool_parsing": "Give true or false.",
+    "model_type": "Give a mapping of fields here.",
+    "model_attributes_type": "Give a mapping of fields here.",
+    "dict_type": "Give a mapping here.",
+    "list_type": "Give a list here.",
+    "invalid_key": "Give every field a name, in quotes if it looks like a number.",
+    "value_error": "Correct the value as described.",
+}
 
 
 def _remedy(item: dict[str, Any]) -> str:
     """Say what to do about one pydantic error, by its type."""
     kind, context = item["type"], item.get("ctx", {})
     match kind:
-        case "missing":
-            return "Add this field."
-        case "extra_forbidden":
-            return "Remove it or correct its spelling; unknown fields are never ignored."
+        case "literal_error" if item["loc"] and item["loc"][-1] == "schema_version":
+            return f"This release reads schema version {context.get('expected')}; convert the document or update."
         case "enum" | "literal_error":
             return f"Use one of: {context.get('expected', 'the documented values')}."
-        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
-            bound = context.get("gt", context.get("ge", context.get("lt", context.get("le"))))
-            relation = kind.replace("_", " ").replace("than equal", "than or equal to")
-            return f"Give a number {relation.replace('than', 'than', 1)} {bound}."
-        case "finite_number":
-            return "Give a finite number; NaN and infinity are not measurements."
-        case "value_error":
-            return "Correct the value as described."
+        case "greater_than":
+            return f"Give a number greater than {context.get('gt')}."
+        case "greater_than_equal":
+            return f"Give a number of at least {context.get('ge')}."
+        case "less_than":
+            return f"Give a number less than {context.get('lt')}."
+        case "less_than_equal":
+            return f"Give a number of at most {context.get('le')}."
+        case "string_pattern_mismatch":
+            return f"Use only characters that match {context.get('pattern')}."
+        case "string_too_long" | "string_too_short":
+            return f"Give {context.get('min_length', 0)} to {context.get('max_length', 'any number of')} characters."
         case _:
-            return "Correct the value's type or form."
+            return _REMEDIES.get(kind, "Correct the value's type or form.")

@@ -18,17 +18,13 @@ MAX_DOCUMENT_BYTES = 1_000_000
 
 M = TypeVar("M", bound=BaseModel)
 
+MAX_DEPTH = 32
+
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
-    """Safe YAML that refuses duplicate keys and aliases (a small file must not grow into a large one)."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not accepted", mark)
-        return super().compose_node(parent, index)
+    """Safe YAML that refuses duplicate keys, which YAML's rules forbid and PyYAML lets pass."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -36,14 +32,55 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+                    raise _yaml_error(f"duplicate key {key!r}", key_node.start_mark)
                 seen.add(key)
         result: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         return result
 
 
+def _yaml_error(problem: str, mark: Any) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)
+
+
+def _refuse_bombs(text: bytes) -> None:
+    """Refuse aliases (a small file must not grow into a large one) and deep nesting before anything is built.
+
+    The events are read first because the C loader composes nodes where no method of a subclass can look on.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.events.AliasEvent):
+            raise _yaml_error("aliases are not accepted", event.start_mark)
+        if isinstance(event, yaml.events.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _yaml_error(f"nested more than {MAX_DEPTH} levels deep", event.start_mark)
+        elif isinstance(event, yaml.events.CollectionEndEvent):
+            depth -= 1
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise _yaml_error(f"duplicate key {twice!r}", None)
+    return result
+
+
+def _parsed(text: bytes) -> Any:
+    """The document as plain data; JSON is tried first, since YAML refuses JSON that is indented with tabs."""
+    if text.lstrip()[:1] == b"{":
+        try:
+            return json.loads(text, object_pairs_hook=_unique_pairs)
+        except (json.JSONDecodeError, RecursionError):
+            pass  # perhaps YAML in flow style; if not, YAML's parser says where it is wrong
+    _refuse_bombs(text)
+    return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
+
+
 def parse_document(text: bytes, what: str) -> dict[str, Any]:
-    """Parse YAML (of which JSON is a subset) into a mapping.
+    """Parse YAML or JSON into a mapping.
 
     Raises:
         InvalidInputError: too large, not YAML, or not a mapping.
@@ -56,16 +93,16 @@ def parse_document(text: bytes, what: str) -> dict[str, Any]:
                     "(document)",
                     f"{len(text):,} bytes",
                     f"a document may have at most {MAX_DOCUMENT_BYTES:,} bytes",
-                    "Give one scenario per file; measured rows belong into an evidence file (--evidence).",
+                    "Give one scenario per file; measured rows belong in an evidence file (--evidence).",
                 )
             ],
         )
     try:
-        value = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
+        value = _parsed(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = "(document)" if line is None else f"line {line + 1}"
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInputError(
             f"{what}: not valid YAML or JSON",
             [FieldProblem(where, "unreadable text", str(problem), "Correct the file's syntax.")],

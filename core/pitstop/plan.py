@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pitstop.errors import FieldProblem, InvalidPlanError, show_value
+from pitstop.errors import FieldProblem, InvalidPlanError, show_value, use_one_of
 from pitstop.scenario import StrictModel
 
 PLAN_SCHEMA_VERSION = 1
@@ -132,7 +132,5 @@ def named_plan(name: str) -> Plan:
     try:
         return NAMED_PLANS[name]
     except KeyError:
-        problem = FieldProblem(
-            "plan", show_value(name), "no plan has this name", f"Use one of: {', '.join(NAMED_PLANS)}."
-        )
+        problem = FieldProblem("plan", show_value(name), "no plan has this name", use_one_of(name, NAMED_PLANS))
         raise InvalidPlanError("unknown plan", [problem]) from None

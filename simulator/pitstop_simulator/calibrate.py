@@ -18,6 +18,12 @@ from .fitting import Fit, fit_law
 
 _EVIDENCE_GPU = "h200"
 
+_POOLED_LAWS = ("create", "suspend", "resume", "saver.pause", "saver.resume", "engine")
+"""Laws of components that take long enough for their spread to be more than clock noise."""
+
+_POOL_DF = 4
+"""Weight of the pool, in degrees of freedom."""
+
 
 class _Builder:
     """Collects parameters and the rows they were fitted to."""
@@ -25,10 +31,12 @@ class _Builder:
     def __init__(self) -> None:
         self.parameters: dict[str, Parameter] = {}
         self.rows: set[str] = set()
+        self.spreads: dict[str, Fit] = {}
 
     def add_fit(self, law: str, names: dict[str, str], fit: Fit, source: str) -> None:
         """Add a fit's parameters; ``names`` maps name to unit, in the fit's order."""
         self.rows |= set(fit.rows)
+        self.spreads[law] = fit
         for (name, unit), median, log_se in zip(names.items(), fit.medians, fit.log_se, strict=True):
             self.parameters[name] = Parameter(
                 law=law,
@@ -63,6 +71,7 @@ def calibrate(evidence: Evidence | None = None) -> Calibration:
     _saver(b, evidence)
     _gather(b, evidence)
     _engine(b, evidence)
+    _pool_spreads(b)
     _priors(b)
     _hardware_spread(b, evidence)
     return Calibration.build(evidence.digest, sorted(b.rows), b.parameters, _ranges(evidence))
@@ -115,7 +124,7 @@ def _creation(b: _Builder, evidence: Evidence) -> None:
     cold -= fixed + per_mib * direct
     sharing = 1 - 1 / _column(rows, "ranks_per_gpu")
     fit = fit_law(lambda p: alone * (1 + p[0] * sharing) + cold, [1.5], rows)
-    b.add_fit("create", {"create.sharing": "1"}, fit, "cold creation of Megatron's groups, 2 and 4 ranks per GPU")
+    b.add_fit("sharing", {"create.sharing": "1"}, fit, "cold creation of Megatron's groups, 2 and 4 ranks per GPU")
 
 
 def _suspension(b: _Builder, evidence: Evidence) -> None:
@@ -137,9 +146,10 @@ def _suspension(b: _Builder, evidence: Evidence) -> None:
 
 def _canary(b: _Builder, evidence: Evidence) -> None:
     rows = evidence.fit("communicator.canary")
-    count, others = _column(rows, "communicators"), _column(rows, "ranks_per_gpu") - 1
-    fit = fit_law(lambda p: count * (p[0] + p[1] * others), [1e-4, 6e-3], rows)
-    names = {"canary.s": "s", "canary.sharing_s": "s/rank"}
+    # Ranks that share a GPU take turns on it: each waits for each other one, hence ranks x (ranks - 1).
+    count, ranks = _column(rows, "communicators"), _column(rows, "ranks_per_gpu")
+    fit = fit_law(lambda p: p[0] + count * (p[1] + p[2] * ranks * (ranks - 1)), [3e-4, 7e-5, 3e-3], rows)
+    names = {"canary.once_s": "s", "canary.s": "s", "canary.sharing_s": "s/rank^2"}
     b.add_fit("canary", names, fit, "one small all-reduce per kept communicator after the pause")
 
 
@@ -159,7 +169,7 @@ def _saver(b: _Builder, evidence: Evidence) -> None:
             rows,
         )
         names = {f"saver.{op}_s_per_gib": "s/GiB", f"{slow}_s_per_gib": "s/GiB", f"{slow}_contention": "1"}
-        b.add_fit("saver", names, fit, "torch_memory_saver 0.0.10, 1 to 8 GiB, backup retained or not")
+        b.add_fit(f"saver.{op}", names, fit, "torch_memory_saver 0.0.10, 1 to 8 GiB, backup retained or not")
 
 
 def _gather(b: _Builder, evidence: Evidence) -> None:
@@ -176,13 +186,41 @@ def _engine(b: _Builder, evidence: Evidence) -> None:
     rows = evidence.fit("engine.flatten_serialize_gather")
     gib = _column(rows, "payload_bytes") / GIB
     fit = fit_law(lambda p: p[0] * gib, [0.003], rows)
-    b.add_fit("engine", {"transfer.s_per_gib": "s/GiB"}, fit, "flattening and serialising buckets for CUDA IPC")
+    b.add_fit("transfer", {"transfer.s_per_gib": "s/GiB"}, fit, "flattening and serialising buckets for CUDA IPC")
     transfer = float(fit.medians[0])
     rows = evidence.fit("engine.update_weights")
     gib = _column(rows, "payload_bytes") / GIB
     # Two engine ranks load half of the payload each; the call includes the trainer's share.
     fit = fit_law(lambda p: p[0] * gib / 2 + transfer * gib, [0.02], rows)
     b.add_fit("engine", {"load.s_per_gib": "s/GiB"}, fit, "SGLang 0.5.11 update_weights_from_tensor, per engine rank")
+
+
+def _pool_spreads(b: _Builder) -> None:
+    """Shrink each timing law's spreads towards those of all timing laws: few runs say little about a spread.
+
+    The usual moderated variance: (d0 s0^2 + d s^2) / (d0 + d), with the pool's variance s0^2 and d0 degrees of freedom.
+    A law seen in one run has no run-to-run spread of its own and takes the pool's.
+    """
+    pooled = {law: b.spreads[law] for law in _POOLED_LAWS}
+    step = _weighted_variance([(f.log_step, f.step_df) for f in pooled.values()])
+    run = _weighted_variance([(f.log_run, f.run_df) for f in pooled.values() if f.runs > 1])
+    for name, p in b.parameters.items():
+        fit = pooled.get(p.law)
+        if fit is None:
+            continue
+        d_run = fit.run_df if fit.runs > 1 else 0
+        shrunk_run = (_POOL_DF * run + d_run * fit.log_run**2) / (_POOL_DF + d_run)
+        shrunk_step = (_POOL_DF * step + fit.step_df * fit.log_step**2) / (_POOL_DF + fit.step_df)
+        changes = {
+            "log_run": _rounded(shrunk_run**0.5),
+            "run_df": _POOL_DF + d_run,
+            "log_step": _rounded(shrunk_step**0.5),
+        }
+        b.parameters[name] = p.model_copy(update=changes)
+
+
+def _weighted_variance(spreads: list[tuple[float, int]]) -> float:
+    return sum(df * sd**2 for sd, df in spreads) / sum(df for _, df in spreads)
 
 
 def _priors(b: _Builder) -> None:
@@ -217,7 +255,7 @@ def _hardware_spread(b: _Builder, evidence: Evidence) -> None:
     # Two to four ratios pin a spread down badly: add the usual factor for a root mean square of so few values.
     spread_s = float(np.sqrt(np.mean(np.square(seconds)))) * 1.2
     spread_bytes = float(np.sqrt(np.mean(np.square(memory)))) * 1.8
-    by_law = {"memory": spread_bytes, "canary": spread_s, "engine": 1.0}
+    by_law = {"memory": spread_bytes, "engine": 1.0, "transfer": 1.0}
     for name, parameter in b.parameters.items():
         spread = by_law.get(parameter.law, spread_s)
         b.parameters[name] = parameter.model_copy(update={"log_hardware": _rounded(spread)})

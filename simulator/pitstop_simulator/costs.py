@@ -125,7 +125,7 @@ class ClassCosts:
             create_s=create,
             suspend_s=(d["suspend.fixed_s"] + d["suspend.s_per_mib"] * mapped_mib) * sharing,
             resume_s=(d["resume.fixed_s"] + d["resume.s_per_mib"] * mapped_mib) * sharing,
-            canary_s=d["canary.s"] + d["canary.sharing_s"] * (self.ranks_per_gpu - 1),
+            canary_s=d["canary.s"] + d["canary.sharing_s"] * self.ranks_per_gpu * (self.ranks_per_gpu - 1),
         )
 
     def release_s(self, communicators: list[Communicator], waits: Array) -> Array:

@@ -25,6 +25,8 @@ class Fit:
     log_run: float
     run_df: int
     log_step: float
+    step_df: int
+    runs: int
     rows: tuple[str, ...]
 
 
@@ -65,6 +67,8 @@ def fit_law(law: Callable[[Array], Array], start: Sequence[float], rows: Sequenc
         log_run=max(log_run, MIN_LOG_SD),
         run_df=run_df,
         log_step=max(log_step, MIN_LOG_SD),
+        step_df=step_df,
+        runs=len(effects),
         rows=tuple(row.id for row in rows),
     )
 

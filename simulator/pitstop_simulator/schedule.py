@@ -110,7 +110,8 @@ def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Sched
 
     def canary(which: list[Communicator]) -> list[Operation]:
         wanted = plan.canary and bool(which)
-        return [Operation(Component.CANARY, total(which, "canary_s"), joins=True)] if wanted else []
+        seconds = costs.draws["canary.once_s"] + total(which, "canary_s")
+        return [Operation(Component.CANARY, seconds, joins=True)] if wanted else []
 
     pause = Operation(
         Component.SAVER_PAUSE, costs.pause_s(plan.backup, factors), driver=True, trainer_bytes=-float(costs.saved_bytes)
