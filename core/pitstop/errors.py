@@ -37,8 +37,8 @@ class FieldProblem:
 class FieldError(ValueError):
     """Raised inside a validator to name the field below the validated model, and the remedy.
 
-    An empty ``field`` leaves the path to pydantic, as is right in a validator of a single field. Where no remedy
-    fits better than "correct it", a plain ``ValueError("layout.pp: ...")`` in a model's validator does as well.
+    An empty ``field`` leaves the path to pydantic, as is right in a validator of a single field. Where no
+    remedy fits better than "correct it", a ``ValueError("layout.pp: ...")`` in a model's validator will do.
     """
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
@@ -138,7 +138,7 @@ def _problem(item: dict[str, Any]) -> FieldProblem:
     if isinstance(raised, FieldError):
         blamed, problem, remedy = raised.field, raised.problem, raised.remedy
     elif item["type"] == "value_error" and not isinstance(found, _SCALARS):
-        # A validator of one field sees the field's value; one that sees a whole model names the field in its text.
+        # A validator of one field sees the field's value; one of a whole model names the field in its text.
         match = _FIELD_MESSAGE.match(problem)
         if match:
             blamed, problem = match[1], match[2]
@@ -188,25 +188,30 @@ _REMEDIES = {
 }
 
 
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "of at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "of at most"),
+}
+
+
 def _remedy(item: dict[str, Any]) -> str:
     """Say what to do about one pydantic error, by its type."""
     kind, context = item["type"], item.get("ctx", {})
+    if kind in _BOUNDS:
+        key, relation = _BOUNDS[kind]
+        return f"Give a number {relation} {context[key]}."
     match kind:
         case "literal_error" if item["loc"] and item["loc"][-1] == "schema_version":
-            return f"This release reads schema version {context.get('expected')}; convert the document or update."
+            return f"This release reads version {context.get('expected')}: convert the document, or update."
         case "enum" | "literal_error":
             return f"Use one of: {context.get('expected', 'the documented values')}."
-        case "greater_than":
-            return f"Give a number greater than {context.get('gt')}."
-        case "greater_than_equal":
-            return f"Give a number of at least {context.get('ge')}."
-        case "less_than":
-            return f"Give a number less than {context.get('lt')}."
-        case "less_than_equal":
-            return f"Give a number of at most {context.get('le')}."
         case "string_pattern_mismatch":
             return f"Use only characters that match {context.get('pattern')}."
         case "string_too_long" | "string_too_short":
-            return f"Give {context.get('min_length', 0)} to {context.get('max_length', 'any number of')} characters."
+            bounds = {"min_length": "at least", "max_length": "at most"}
+            key = next(key for key in bounds if key in context)
+            return f"Give {bounds[key]} {context[key]} characters."
         case _:
             return _REMEDIES.get(kind, "Correct the value's type or form.")

@@ -36,7 +36,9 @@ def _gpu(name: str, memory_gib: float, link: Link, architecture: str) -> tuple[s
 
 GPUS: dict[str, GpuModel] = dict(
     (
-        _gpu("h200", 140.4, Link.NVSWITCH, "sm_90"),  # 143,771 MiB by the driver on the machines of the evidence
+        _gpu(
+            "h200", 140.4, Link.NVSWITCH, "sm_90"
+        ),  # 143,771 MiB by the driver on the machines of the evidence
         _gpu("h100", 80, Link.NVSWITCH, "sm_90"),
         _gpu("h800", 80, Link.NVSWITCH, "sm_90"),
         _gpu("h20", 95.6, Link.NVSWITCH, "sm_90"),  # 97,871 MiB in the report

@@ -59,6 +59,12 @@ def _refuse_bombs(text: bytes) -> None:
             depth -= 1
 
 
+def _line(text: bytes, number: int) -> str:
+    """A line of the document as it should appear in a message."""
+    lines = text.decode(errors="replace").splitlines()
+    return show_value(lines[number].strip()) if number < len(lines) else "the document's end"
+
+
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
@@ -76,7 +82,7 @@ def _parsed(text: bytes) -> Any:
         except (json.JSONDecodeError, RecursionError):
             pass  # perhaps YAML in flow style; if not, YAML's parser says where it is wrong
     _refuse_bombs(text)
-    return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 def parse_document(text: bytes, what: str) -> dict[str, Any]:
@@ -98,21 +104,23 @@ def parse_document(text: bytes, what: str) -> dict[str, Any]:
             ],
         )
     try:
-        value = _parsed(text)
+        parsed = _parsed(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = "(document)" if line is None else f"line {line + 1}"
+        value = "unreadable text" if line is None else _line(text, line)
         problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInputError(
             f"{what}: not valid YAML or JSON",
-            [FieldProblem(where, "unreadable text", str(problem), "Correct the file's syntax.")],
+            [FieldProblem(where, value, str(problem), "Correct the file's syntax.")],
         ) from None
-    if not isinstance(value, dict):
+    if not isinstance(parsed, dict):
+        problem = "a mapping of fields is needed"
         raise InvalidInputError(
             f"{what}: not a mapping",
-            [FieldProblem("(top level)", show_value(value), "a mapping of fields is needed", "Start from an example.")],
+            [FieldProblem("(top level)", show_value(parsed), problem, "Start from an example.")],
         )
-    return value
+    return parsed
 
 
 def read_limited(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> bytes:

@@ -21,8 +21,12 @@ class MoeShape(BaseModel):
     num_experts: Dim = Field(description="routed experts per MoE layer")
     topk: Dim = Field(description="experts per token")
     ffn_hidden_size: Dim = Field(description="hidden size of one expert's MLP")
-    shared_ffn_hidden_size: int = Field(default=0, ge=0, description="hidden size of the shared expert's MLP; 0: none")
-    first_dense_layers: int = Field(default=0, ge=0, description="leading layers with a dense MLP instead of experts")
+    shared_ffn_hidden_size: int = Field(
+        default=0, ge=0, description="hidden size of the shared expert's MLP; 0: none"
+    )
+    first_dense_layers: int = Field(
+        default=0, ge=0, description="leading layers with a dense MLP instead of experts"
+    )
 
 
 class ModelShape(BaseModel):

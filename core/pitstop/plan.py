@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from pitstop.errors import FieldProblem, InvalidPlanError, show_value, use_one_of
 from pitstop.scenario import StrictModel
 
-PLAN_SCHEMA_VERSION = 1
+PLAN_SCHEMA_VERSION: Final = 1
 
 Channels = Annotated[int, Field(ge=1, le=64)]
 
@@ -49,29 +49,45 @@ class Role(StrEnum):
 class Plan(StrictModel):
     """One way to switch.
 
-    ``training`` applies to every communicator that training uses. ``dedicated_export`` makes one more communicator
-    per export rank set, capped at ``export_max_ctas`` channels and kept alive throughout; without it the training
-    communicators gather the weights.
+    ``training`` applies to every communicator that training uses. ``dedicated_export`` makes one more
+    communicator per export rank set, capped at ``export_max_ctas`` channels and kept alive; without it the
+    training communicators gather the weights.
     """
 
     schema_version: Literal[1] = PLAN_SCHEMA_VERSION
     name: str = Field(min_length=1, max_length=60, pattern=r"^[a-z0-9][a-z0-9._-]*$")
     summary: str = Field(default="", max_length=500)
     training: Disposition = Field(description="what happens to the training communicators")
-    share: bool = Field(default=False, description="groups with equal rank set and options share one communicator")
-    cold_max_ctas: Channels | None = Field(default=None, description="channel cap of communicators off the hot path")
-    dedicated_export: bool = Field(default=False, description="a capped communicator of its own gathers the weights")
-    export_max_ctas: Channels = Field(default=4, description="channel cap of the dedicated export communicator")
-    background_release: bool = Field(default=False, description="release beside the saver's copy, joined before hand-over")
-    cooldown: Cooldown = Field(default=Cooldown.DEADLINE, description="fixed wait, or a deadline paid only if too early")
-    backup: Backup = Field(default=Backup.REALLOCATE, description="keep the pinned host backup between switches, or not")
-    canary: bool = Field(default=False, description="one all-reduce on each kept communicator after the pause")
+    share: bool = Field(
+        default=False, description="groups with equal rank set and options share one communicator"
+    )
+    cold_max_ctas: Channels | None = Field(
+        default=None, description="channel cap of communicators off the hot path"
+    )
+    dedicated_export: bool = Field(
+        default=False, description="a capped communicator of its own gathers the weights"
+    )
+    export_max_ctas: Channels = Field(
+        default=4, description="channel cap of the dedicated export communicator"
+    )
+    background_release: bool = Field(
+        default=False, description="release beside the saver's copy, joined before hand-over"
+    )
+    cooldown: Cooldown = Field(
+        default=Cooldown.DEADLINE, description="fixed wait, or a deadline paid only if too early"
+    )
+    backup: Backup = Field(
+        default=Backup.REALLOCATE, description="keep the pinned host backup between switches, or not"
+    )
+    canary: bool = Field(
+        default=False, description="one all-reduce on each kept communicator after the pause"
+    )
 
 
 _NAMED = (
     Plan(
         name="reload",
-        summary="destroy and rebuild all groups around each use, fixed cooldown after each destroy: the baseline",
+        summary="destroy and rebuild all groups around each use, fixed cooldown after each: the baseline",
         training=Disposition.DESTROY,
         cooldown=Cooldown.FIXED,
     ),
@@ -82,7 +98,7 @@ _NAMED = (
     ),
     Plan(
         name="keep-window",
-        summary="alive from pause to weight sync, then destroyed; cooldown deferred: the report's optimisation",
+        summary="alive from pause to weight sync, then destroyed, cooldown deferred: the report's plan",
         training=Disposition.DESTROY_AFTER_SYNC,
         canary=True,
     ),
@@ -109,7 +125,7 @@ _NAMED = (
     ),
     Plan(
         name="lean-released",
-        summary="as lean, but training communicators are released beside the copy; a capped export communicator stays",
+        summary="as lean, but training communicators are released beside the copy; a capped export one stays",
         training=Disposition.DESTROY,
         share=True,
         cold_max_ctas=4,
@@ -132,5 +148,7 @@ def named_plan(name: str) -> Plan:
     try:
         return NAMED_PLANS[name]
     except KeyError:
-        problem = FieldProblem("plan", show_value(name), "no plan has this name", use_one_of(name, NAMED_PLANS))
+        problem = FieldProblem(
+            "plan", show_value(name), "no plan has this name", use_one_of(name, NAMED_PLANS)
+        )
         raise InvalidPlanError("unknown plan", [problem]) from None

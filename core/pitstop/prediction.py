@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from pitstop.components import Component, Phase
 from pitstop.scenario import Bytes, StrictModel, Versions
 
-PREDICTION_SCHEMA_VERSION = 1
+PREDICTION_SCHEMA_VERSION: Final = 1
 
 
 class Interval(StrictModel):
@@ -69,11 +69,14 @@ class PlanPrediction(StrictModel):
         description="communicator creation that lazy groups push into the next training step; not part of switch_s"
     )
     held_at_sync_bytes: Interval = Field(description="device bytes per GPU the trainer holds at weight sync")
-    held_in_rollout_bytes: Interval = Field(description="device bytes per GPU the trainer holds during the rollout")
+    held_in_rollout_bytes: Interval = Field(
+        description="device bytes per GPU the trainer holds during the rollout"
+    )
     host_pinned_bytes: Interval = Field(description="pinned host bytes per node held between switches")
     peak_bytes: Interval = Field(description="device bytes per GPU at the trainer's peak during the switch")
     communicators: int = Field(description="live communicators of the busiest rank while training")
     within_budget: bool = True
+    condition: str | None = Field(default=None, description="what must be shown on the machine before the plan may run")
     support: Support
     notes: list[str] = Field(default_factory=list)
     timeline: list[TimelinePoint] = Field(default_factory=list)
@@ -95,11 +98,15 @@ class Prediction(StrictModel):
     seed: int
     draws: int
     calibration: CalibrationRef
-    budget_bytes: Bytes | None = Field(default=None, description="limit on held_in_rollout_bytes and held_at_sync_bytes")
+    budget_bytes: Bytes | None = Field(
+        default=None, description="limit on held_in_rollout_bytes and held_at_sync_bytes"
+    )
     plans: list[PlanPrediction]
     support: Support
     recommended: Recommendation
     dominant: str = Field(description="which component makes up most of the baseline switch, in words")
     versions: dict[str, str] = Field(description="software that made the prediction")
     scenario_versions: Versions = Field(description="software versions the prediction is for")
-    version_notes: list[str] = Field(default_factory=list, description="where they differ from the evidence's")
+    version_notes: list[str] = Field(
+        default_factory=list, description="where they differ from the evidence's"
+    )

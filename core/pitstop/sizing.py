@@ -1,17 +1,18 @@
 """Parameters and bytes per rank, by Megatron-core's own arithmetic.
 
-The counts are those of ``GPTModel`` with RMSNorm and rotary positions, and the tests hold them against real models.
-Three choices of ours:
+The counts are those of ``GPTModel`` with RMSNorm and rotary positions, and the tests hold them against real
+models. Three choices of ours:
 
-- Vocabulary: ``GPTModel`` takes its vocabulary as given, but ``megatron.training`` (and with it slime and Relax)
-  first pads it to a multiple of ``make_vocab_size_divisible_by`` x tp. ``VOCAB_MULTIPLE`` is its default; a model
-  built without that padding is asked for with ``vocab_multiple=1``.
+- Vocabulary: ``GPTModel`` takes its vocabulary as given, but ``megatron.training`` (and frameworks that use
+  its arguments) first pads it to a multiple of ``make_vocab_size_divisible_by`` x tp. ``VOCAB_MULTIPLE`` is
+  its default; a model built without that padding is asked for with ``vocab_multiple=1``.
 - Key/value heads fewer than tp are not replicated: Megatron shards the whole QKV projection evenly over tp.
-- Padding inside gradient buffers (64 elements per parameter, 128 per data-parallel rank at the end of a bucket) is
-  left out: it is below 0.1 % for any model of interest.
+- Padding inside gradient buffers (64 elements per parameter, 128 per data-parallel rank at the end of a
+  bucket) is left out: it is below 0.1 % for any model of interest.
 
-Optimizer state is Megatron's: Adam has two fp32 moments and SGD one, plus an fp32 master copy unless the parameters
-are fp32 themselves. The distributed optimizer shards it over dp x cp (experts over expert dp) of one instance.
+Optimizer state is Megatron's: Adam has two fp32 moments and SGD one, plus an fp32 master copy unless the
+parameters are fp32 themselves. The distributed optimizer shards it over dp x cp (experts over expert dp) of
+one instance.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MOMENTS = {"adam": 2, "sgd": 1}
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters held by one rank: those of dense layers, embeddings and routers, and those of routed experts."""
+    """Parameters of one rank: of dense layers, embeddings and routers, and of routed experts."""
 
     dense: int
     expert: int
@@ -76,9 +77,9 @@ class ClassBytes:
 class Sizing:
     """Bytes of a scenario: per class, of the heaviest rank, and the totals that cost laws use.
 
-    ``saved_bytes`` and ``export_bytes`` are per rank, those of the heaviest rank, or the scenario's own statement
-    (``trainer.saved_bytes_per_rank``, ``trainer.export_bytes_per_rank``) if it makes one. ``total_parameters``
-    counts every parameter of the model once, without padding.
+    ``saved_bytes`` and ``export_bytes`` are per rank, those of the heaviest rank, or the scenario's own
+    statement (``trainer.saved_bytes_per_rank``, ``trainer.export_bytes_per_rank``) if it makes one.
+    ``total_parameters`` counts every parameter of the model once, without padding.
     """
 
     classes: tuple[ClassBytes, ...]
@@ -93,12 +94,15 @@ def size_scenario(scenario: Scenario, *, vocab_multiple: int = VOCAB_MULTIPLE) -
 
     Args:
         scenario: what to size.
-        vocab_multiple: the vocabulary is padded to a multiple of this x tp; 1 for a model built without padding.
+        vocab_multiple: the vocabulary is padded to a multiple of this x tp; 1 for a model built without
+            padding.
 
     Raises:
         InvalidScenarioError: the model cannot be sharded in this way.
     """
-    of_stage = {stage: rank_bytes(scenario, stage, vocab_multiple=vocab_multiple) for stage in stages_of(scenario)}
+    of_stage = {
+        stage: rank_bytes(scenario, stage, vocab_multiple=vocab_multiple) for stage in stages_of(scenario)
+    }
     classes = tuple(ClassBytes(c.representative, c.count, of_stage[c.stage]) for c in rank_classes(scenario))
     heaviest = max(of_stage.values(), key=lambda each: each.saved_bytes)
     export = max(each.export_bytes for each in of_stage.values())
@@ -106,7 +110,9 @@ def size_scenario(scenario: Scenario, *, vocab_multiple: int = VOCAB_MULTIPLE) -
     return Sizing(
         classes=classes,
         heaviest=heaviest,
-        saved_bytes=heaviest.saved_bytes if trainer.saved_bytes_per_rank is None else trainer.saved_bytes_per_rank,
+        saved_bytes=heaviest.saved_bytes
+        if trainer.saved_bytes_per_rank is None
+        else trainer.saved_bytes_per_rank,
         export_bytes=export if trainer.export_bytes_per_rank is None else trainer.export_bytes_per_rank,
         total_parameters=total_parameters(scenario.model),
     )
@@ -176,7 +182,9 @@ def total_parameters(model: ModelShape) -> int:
     count = _embedding_parameters(model, whole, 1, 1) + whole.layers * _attention_parameters(model, 1)
     count += whole.dense_layers * _mlp_parameters(model, model.ffn_hidden_size, 1, "model.ffn_hidden_size")
     if moe is not None:
-        each = moe.num_experts * (model.hidden_size + _mlp_parameters(model, moe.ffn_hidden_size, 1, "model.moe"))
+        each = moe.num_experts * (
+            model.hidden_size + _mlp_parameters(model, moe.ffn_hidden_size, 1, "model.moe")
+        )
         if moe.shared_ffn_hidden_size:
             each += _mlp_parameters(model, moe.shared_ffn_hidden_size, 1, "model.moe")
         count += whole.moe_layers * each
@@ -228,6 +236,8 @@ def _mlp_parameters(model: ModelShape, width: int, tp: int, field: str) -> int:
 
 def _shard(width: int, ways: int, field: str) -> int:
     if width % ways:
-        problem = FieldProblem(field, str(width), f"cannot be split over {ways} ranks", "Use a size that divides it.")
+        problem = FieldProblem(
+            field, str(width), f"cannot be split over {ways} ranks", "Use a size that divides it."
+        )
         raise InvalidScenarioError("the model cannot be sharded in this way", [problem])
     return width // ways

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -10,7 +10,7 @@ from pitstop.components import Component, Phase
 from pitstop.plan import Plan
 from pitstop.scenario import Bytes, Scenario, StrictModel
 
-TELEMETRY_SCHEMA_VERSION = 1
+TELEMETRY_SCHEMA_VERSION: Final = 1
 
 StepSeconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
@@ -27,12 +27,16 @@ class Provenance(StrictModel):
 class RunManifest(StrictModel):
     """What stays the same over a run."""
 
-    schema_version: Literal[1] = Field(default=TELEMETRY_SCHEMA_VERSION, description="version of this record's schema")
+    schema_version: Literal[1] = Field(
+        default=TELEMETRY_SCHEMA_VERSION, description="version of this record's schema"
+    )
     scenario: Scenario
     plan: Plan
     provenance: Provenance = Field(default_factory=Provenance)
     arm: str | None = Field(default=None, max_length=60, description="arm of an A/B experiment")
-    pair_id: str | None = Field(default=None, max_length=100, description="runs that belong together in an experiment")
+    pair_id: str | None = Field(
+        default=None, max_length=100, description="runs that belong together in an experiment"
+    )
     warmup_steps: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=2, description="leading steps that are not steady and never fitted"
     )
@@ -57,8 +61,12 @@ class MemoryRecord(StrictModel):
 class StepRecord(StrictModel):
     """One switch as measured."""
 
-    schema_version: Literal[1] = Field(default=TELEMETRY_SCHEMA_VERSION, description="version of this record's schema")
-    step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="training step number, unique within the run")
+    schema_version: Literal[1] = Field(
+        default=TELEMETRY_SCHEMA_VERSION, description="version of this record's schema"
+    )
+    step: Annotated[int, Field(ge=0, le=2**53)] = Field(
+        description="training step number, unique within the run"
+    )
     phases: dict[Phase, PhaseRecord] = Field(min_length=1)
     step_s: StepSeconds | None = Field(default=None, description="the whole step")
     memory: MemoryRecord = Field(default_factory=MemoryRecord)

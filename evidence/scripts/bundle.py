@@ -1,7 +1,7 @@
 """Turn the source tables under evidence/sources into the one schema of evidence/rows.csv.
 
-    python evidence/scripts/bundle.py          # rewrite evidence/rows.csv
-    python evidence/scripts/bundle.py --check  # fail if it is out of date
+python evidence/scripts/bundle.py          # rewrite evidence/rows.csv
+python evidence/scripts/bundle.py --check  # fail if it is out of date
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ def communicators() -> Iterator[Row]:
         }  # fmt: skip
         op = r["op"]
         if op.endswith("_GBps"):
-            yield {**common, "quantity": f"bandwidth.{op.split('_')[0]}", "value": r["seconds"], "unit": "GB/s"}
+            yield {
+                **common,
+                "quantity": f"bandwidth.{op.split('_')[0]}",
+                "value": r["seconds"],
+                "unit": "GB/s",
+            }
             continue
         cold = op == "create" and r["iteration"] == "0"
         warm_up = cold or (op == "suspend" and r["iteration"] == "0")
@@ -52,7 +57,13 @@ def communicators() -> Iterator[Row]:
         if r["mib_per_gpu"]:
             freed = {"destroy": "destroy_freed", "suspend": "suspend_freed", "create": "create_taken"}[op]
             value = int(r["mib_per_gpu"]) * MIB
-            yield {**common, "quantity": f"memory.{freed}", "value": value, "unit": "byte/gpu", "warmup": warm_up}
+            yield {
+                **common,
+                "quantity": f"memory.{freed}",
+                "value": value,
+                "unit": "byte/gpu",
+                "warmup": warm_up,
+            }
 
 
 def lifecycle() -> Iterator[Row]:
@@ -105,7 +116,12 @@ def memory_saver() -> Iterator[Row]:
         # With retained backups, the resume after the first (allocating) pause already runs at full speed.
         yield {**common, "quantity": "saver.resume", "value": r["saver_resume_s"]}
         if r["mode"].startswith("suspend"):
-            groups: Row = {**common, "communicators": r["groups"], "rank_sets": 1, "warmup": r["iteration"] == "0"}
+            groups: Row = {
+                **common,
+                "communicators": r["groups"],
+                "rank_sets": 1,
+                "warmup": r["iteration"] == "0",
+            }
             yield {**groups, "quantity": "communicator.suspend", "value": r["pg_suspend_s"]}
             yield {**groups, "quantity": "communicator.resume", "value": r["pg_resume_s"], "warmup": False}
 
@@ -142,7 +158,13 @@ def sglang() -> Iterator[Row]:
             yield {**common, "quantity": f"engine.{r['op']}", "value": held, "unit": "byte/gpu"}
             continue
         payload = 16_380_000_000 if r["op"] in ("update_weights", "flatten_serialize_gather") else held
-        yield {**common, "quantity": f"engine.{r['op']}", "value": r["seconds"], "unit": "s", "payload_bytes": payload}
+        yield {
+            **common,
+            "quantity": f"engine.{r['op']}",
+            "value": r["seconds"],
+            "unit": "s",
+            "payload_bytes": payload,
+        }
 
 
 def task23() -> Iterator[Row]:
@@ -209,7 +231,11 @@ def all_rows() -> Iterator[Row]:
             name = str(row.setdefault("corpus", corpus))
             counts[name] = counts.get(name, 0) + 1
             row["warmup"] = "true" if row.get("warmup") else "false"
-            yield {"id": f"{name}-{counts[name]:04d}", "n": 1, **{k: v for k, v in row.items() if v not in ("", None)}}
+            yield {
+                "id": f"{name}-{counts[name]:04d}",
+                "n": 1,
+                **{k: v for k, v in row.items() if v not in ("", None)},
+            }
 
 
 def main() -> int:

@@ -56,11 +56,17 @@ def main() -> None:
         dist.all_gather_object(gathered, seconds, group=control)
         return [max(column) for column in zip(*gathered, strict=True)]  # type: ignore[call-overload]
 
-    def record(op: str, cap: int | None, count: int, seconds: float, mib: float | None, each: list[float]) -> None:
+    def record(
+        op: str, cap: int | None, count: int, seconds: float, mib: float | None, each: list[float]
+    ) -> None:
         rows.append(
             {
-                "run": arguments.repeat, "op": op, "max_ctas": cap or "", "communicators": count,
-                "seconds": round(seconds, 4), "mib": "" if mib is None else round(mib),
+                "run": arguments.repeat,
+                "op": op,
+                "max_ctas": cap or "",
+                "communicators": count,
+                "seconds": round(seconds, 4),
+                "mib": "" if mib is None else round(mib),
                 "each_s": " ".join(f"{value:.4f}" for value in each),
             }
         )

@@ -30,7 +30,8 @@ def main() -> None:
     for backup in ("reallocate", "retain"):
         saver.retain_cpu_backup = backup == "retain"
         for size_gib in sizes:
-            payload = [torch.full((size_gib * GIB // TENSORS,), i, dtype=torch.uint8, device="cuda") for i in range(TENSORS)]
+            size = (size_gib * GIB // TENSORS,)
+            payload = [torch.full(size, i, dtype=torch.uint8, device="cuda") for i in range(TENSORS)]
             for cycle in range(3):
                 torch.cuda.synchronize()
                 free, _ = torch.cuda.mem_get_info()
@@ -46,9 +47,14 @@ def main() -> None:
                 intact = all(bool((tensor[:1] == i).all()) for i, tensor in enumerate(payload))
                 rows.append(
                     {
-                        "run": arguments.repeat, "backup": backup, "payload_gib": size_gib, "cycle": cycle,
-                        "pause_s": round(paused - start, 4), "resume_s": round(resumed - middle, 4),
-                        "freed_bytes": freed, "intact": intact,
+                        "run": arguments.repeat,
+                        "backup": backup,
+                        "payload_gib": size_gib,
+                        "cycle": cycle,
+                        "pause_s": round(paused - start, 4),
+                        "resume_s": round(resumed - middle, 4),
+                        "freed_bytes": freed,
+                        "intact": intact,
                     }
                 )
             del payload

@@ -50,7 +50,9 @@ class _Builder:
                 source=source,
             )
 
-    def add_prior(self, law: str, name: str, unit: str, median: float, log_se: float, source: str, rows: int = 0) -> None:
+    def add_prior(
+        self, law: str, name: str, unit: str, median: float, log_se: float, source: str, rows: int = 0
+    ) -> None:
         """Add a parameter that no fitted row determines; ``source`` says where it comes from."""
         self.parameters[name] = Parameter(
             law=law, unit=unit, median=_rounded(median), log_se=_rounded(log_se), rows=rows, source=source
@@ -92,18 +94,32 @@ def _memory(b: _Builder, evidence: Evidence) -> None:
     rows = [r for r in evidence.fit("memory.destroy_freed", corpus="h200x2-lifecycle") if not r.max_ctas]
     count = _column(rows, "communicators")
     fit = fit_law(lambda p: count * (base + channel * p[0]), [26.0], rows)
-    b.add_fit("memory", {"comm.channels_direct": "channel"}, fit, "uncapped communicators between two GPUs (NVLink)")
+    b.add_fit(
+        "memory", {"comm.channels_direct": "channel"}, fit, "uncapped communicators between two GPUs (NVLink)"
+    )
     direct = base + channel * fit.medians[0]
-    rows = [r for r in evidence.fit("memory.destroy_freed") if "pp" in r.layout and (r.ranks_per_gpu or 1) > 1]
+    rows = [
+        r for r in evidence.fit("memory.destroy_freed") if "pp" in r.layout and (r.ranks_per_gpu or 1) > 1
+    ]
     same, other, share = _columns([_same_gpu_counts(r) for r in rows])
     fit = fit_law(lambda p: share * (same * (base + channel * p[0]) + other * direct), [64.0], rows)
-    b.add_fit("memory", {"comm.channels_same_gpu": "channel"}, fit, "Megatron layouts with several ranks per GPU")
+    b.add_fit(
+        "memory", {"comm.channels_same_gpu": "channel"}, fit, "Megatron layouts with several ranks per GPU"
+    )
     rows = [r for r in evidence.fit("memory.destroy_freed") if r.config == "plain_socket"]
     fit = fit_law(lambda p: _column(rows, "communicators") * (base + channel * p[0]), [1.0], rows)
     b.add_fit("memory", {"comm.channels_socket": "channel"}, fit, "communicators forced onto sockets")
-    for name, quantity in (("process.context_bytes", "memory.context"), ("process.nccl_bytes", "memory.process_residual")):
+    for name, quantity in (
+        ("process.context_bytes", "memory.context"),
+        ("process.nccl_bytes", "memory.process_residual"),
+    ):
         rows = evidence.fit(quantity)
-        b.add_fit("memory", {name: "byte"}, fit_law(lambda p: p[0] * np.ones(3), [500 * MIB], rows), "fresh processes")
+        b.add_fit(
+            "memory",
+            {name: "byte"},
+            fit_law(lambda p: p[0] * np.ones(3), [500 * MIB], rows),
+            "fresh processes",
+        )
 
 
 def _creation(b: _Builder, evidence: Evidence) -> None:
@@ -115,22 +131,35 @@ def _creation(b: _Builder, evidence: Evidence) -> None:
     b.add_fit("create", names, fit, "single creations with first collective, 1 to 10 in sequence, 5 caps")
     fixed, per_mib = fit.medians
     # Ranks that share a GPU wait for each other in the driver: 1 + k (1 - 1/ranks) tends to a limit, as measured.
-    rows = [r for r in evidence.select("communicator.create_cold", steady=False) if (r.ranks_per_gpu or 1) > 1]
+    rows = [
+        r for r in evidence.select("communicator.create_cold", steady=False) if (r.ranks_per_gpu or 1) > 1
+    ]
     same, other, _ = _columns([_same_gpu_counts(r) for r in rows])
     direct = _bytes_of(b, None) / MIB
     same_mib = (b["comm.base_bytes"] + b["comm.channel_bytes"] * b["comm.channels_same_gpu"]) / MIB
     alone = (same + other) * fixed + per_mib * (same * same_mib + other * direct)
-    cold = float(np.median([r.value for r in evidence.select("communicator.create_cold", steady=False, corpus="h200x2-lifecycle")]))
+    cold = float(
+        np.median(
+            [
+                r.value
+                for r in evidence.select("communicator.create_cold", steady=False, corpus="h200x2-lifecycle")
+            ]
+        )
+    )
     cold -= fixed + per_mib * direct
     sharing = 1 - 1 / _column(rows, "ranks_per_gpu")
     fit = fit_law(lambda p: alone * (1 + p[0] * sharing) + cold, [1.5], rows)
-    b.add_fit("sharing", {"create.sharing": "1"}, fit, "cold creation of Megatron's groups, 2 and 4 ranks per GPU")
+    b.add_fit(
+        "sharing", {"create.sharing": "1"}, fit, "cold creation of Megatron's groups, 2 and 4 ranks per GPU"
+    )
 
 
 def _suspension(b: _Builder, evidence: Evidence) -> None:
     """Suspend and resume unmap and map the same buffers, communicator by communicator."""
     for op in ("suspend", "resume"):
-        rows = [r for r in evidence.fit(f"communicator.{op}") if r.ranks_per_gpu == 1 and r.config != "plain_thr"]
+        rows = [
+            r for r in evidence.fit(f"communicator.{op}") if r.ranks_per_gpu == 1 and r.config != "plain_thr"
+        ]
         count = _column(rows, "communicators")
         mib = count * np.array([_bytes_of(b, r.max_ctas) for r in rows]) / MIB
         fit = fit_law(lambda p, n=count, m=mib: n * p[0] + m * p[1], [0.02, 6e-4], rows)  # type: ignore[misc]
@@ -141,7 +170,15 @@ def _suspension(b: _Builder, evidence: Evidence) -> None:
     left = np.clip(1 - np.array([r.value for r in rows]) / total, 1e-3, 1)
     b.rows |= {r.id for r in rows}
     spread = float(np.std(np.log(left)))
-    b.add_prior("suspend", "suspend.left_share", "1", float(np.median(left)), spread, "share left after suspend", len(rows))
+    b.add_prior(
+        "suspend",
+        "suspend.left_share",
+        "1",
+        float(np.median(left)),
+        spread,
+        "share left after suspend",
+        len(rows),
+    )
 
 
 def _canary(b: _Builder, evidence: Evidence) -> None:
@@ -176,8 +213,15 @@ def _gather(b: _Builder, evidence: Evidence) -> None:
     """An all-gather is bound by its channels, or by the link once there are enough of them."""
     rows = [r for r in evidence.fit("bandwidth.allgather") if r.max_ctas]
     fit = fit_law(lambda p: p[0] * _column(rows, "max_ctas"), [30.0], rows)
-    b.add_fit("gather", {"gather.gb_per_s_channel": "GB/s/channel"}, fit, "512 MiB all-gather, capped at 1 and 4 channels")
-    rows = [r for r in evidence.fit("bandwidth.allgather") if r.max_ctas is None and r.config != "plain_socket"]
+    b.add_fit(
+        "gather",
+        {"gather.gb_per_s_channel": "GB/s/channel"},
+        fit,
+        "512 MiB all-gather, capped at 1 and 4 channels",
+    )
+    rows = [
+        r for r in evidence.fit("bandwidth.allgather") if r.max_ctas is None and r.config != "plain_socket"
+    ]
     fit = fit_law(lambda p: p[0] * np.ones(len(rows)), [500.0], rows)
     b.add_fit("gather", {"gather.gb_per_s_link": "GB/s"}, fit, "512 MiB all-gather, default channels, NVLink")
 
@@ -186,13 +230,20 @@ def _engine(b: _Builder, evidence: Evidence) -> None:
     rows = evidence.fit("engine.flatten_serialize_gather")
     gib = _column(rows, "payload_bytes") / GIB
     fit = fit_law(lambda p: p[0] * gib, [0.003], rows)
-    b.add_fit("transfer", {"transfer.s_per_gib": "s/GiB"}, fit, "flattening and serialising buckets for CUDA IPC")
+    b.add_fit(
+        "transfer", {"transfer.s_per_gib": "s/GiB"}, fit, "flattening and serialising buckets for CUDA IPC"
+    )
     transfer = float(fit.medians[0])
     rows = evidence.fit("engine.update_weights")
     gib = _column(rows, "payload_bytes") / GIB
     # Two engine ranks load half of the payload each; the call includes the trainer's share.
     fit = fit_law(lambda p: p[0] * gib / 2 + transfer * gib, [0.02], rows)
-    b.add_fit("engine", {"load.s_per_gib": "s/GiB"}, fit, "SGLang 0.5.11 update_weights_from_tensor, per engine rank")
+    b.add_fit(
+        "engine",
+        {"load.s_per_gib": "s/GiB"},
+        fit,
+        "SGLang 0.5.11 update_weights_from_tensor, per engine rank",
+    )
 
 
 def _pool_spreads(b: _Builder) -> None:
@@ -225,11 +276,32 @@ def _weighted_variance(spreads: list[tuple[float, int]]) -> float:
 
 def _priors(b: _Builder) -> None:
     """Quantities that no fitted row covers: wide, and each with its reason."""
-    b.add_prior("clear", "clear.s", "s", 0.4416, 0.8, "vllm-project/vime#442, one reported value on 1 x L20", 1)
-    b.add_prior("store", "store.request_s", "s", 1e-4, 1.0, "14 new_group calls of 2 ranks took 4 ms in the raw logs")
-    b.add_prior("network", "create.per_node_doubling_s", "s", 0.5, 1.0, "NVIDIA/nccl#534: 2 to 4 s per communicator", 2)
-    b.add_prior("network", "comm.network_bytes", "byte", 128e6, 0.7, "NVIDIA/TransformerEngine#163: 128 MB", 1)
-    b.add_prior("network", "gather.gb_per_s_network", "GB/s", 30.0, 0.8, "not measured; one 400 Gbit/s link is 50 GB/s")
+    b.add_prior(
+        "clear", "clear.s", "s", 0.4416, 0.8, "vllm-project/vime#442, one reported value on 1 x L20", 1
+    )
+    b.add_prior(
+        "store", "store.request_s", "s", 1e-4, 1.0, "14 new_group calls of 2 ranks took 4 ms in the raw logs"
+    )
+    b.add_prior(
+        "network",
+        "create.per_node_doubling_s",
+        "s",
+        0.5,
+        1.0,
+        "NVIDIA/nccl#534: 2 to 4 s per communicator",
+        2,
+    )
+    b.add_prior(
+        "network", "comm.network_bytes", "byte", 128e6, 0.7, "NVIDIA/TransformerEngine#163: 128 MB", 1
+    )
+    b.add_prior(
+        "network",
+        "gather.gb_per_s_network",
+        "GB/s",
+        30.0,
+        0.8,
+        "not measured; one 400 Gbit/s link is 50 GB/s",
+    )
 
 
 def _hardware_spread(b: _Builder, evidence: Evidence) -> None:
@@ -237,7 +309,9 @@ def _hardware_spread(b: _Builder, evidence: Evidence) -> None:
     public = {(r.source, r.quantity, r.note): r.value for r in evidence.select(corpus="public")}
 
     def ratio(source: str, word: str, expected: float) -> float:
-        found = [v for (s, q, note), v in public.items() if s.endswith(source) and (word in note or word == q)]
+        found = [
+            v for (s, q, note), v in public.items() if s.endswith(source) and (word in note or word == q)
+        ]
         return float(np.log(found[0] / expected))
 
     pause = b["saver.pause_s_per_gib"] + b["host.alloc_s_per_gib"]

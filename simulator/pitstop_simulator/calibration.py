@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from pitstop.scenario import StrictModel
 
 from .evidence import evidence_dir
 
-CALIBRATION_SCHEMA_VERSION = 1
+CALIBRATION_SCHEMA_VERSION: Final = 1
 CALIBRATION_FILE = "calibration.json"
 
 Array = NDArray[np.float64]

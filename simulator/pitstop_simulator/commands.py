@@ -28,12 +28,16 @@ def register(app: typer.Typer) -> None:
 
 def predict_command(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, YAML or JSON.")],
-    plan: Annotated[list[str] | None, typer.Option(help="Predict only this plan (repeatable); see `pitstop plans`.")] = None,
+    plan: Annotated[
+        list[str] | None, typer.Option(help="Predict only this plan (repeatable); see `pitstop plans`.")
+    ] = None,
     evidence: Annotated[
-        Path | None, typer.Option(help="Your baseline log: CSV of sleep_s, update_weights_s, wake_up_s, or step records.")
+        Path | None,
+        typer.Option(help="Your baseline log: CSV of sleep_s, update_weights_s, wake_up_s, or step records."),
     ] = None,
     budget_gib: Annotated[
-        float | None, typer.Option(help="Most GiB per GPU that the trainer may hold at weight sync and in the rollout.")
+        float | None,
+        typer.Option(help="Most GiB per GPU that the trainer may hold at weight sync and in the rollout."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     draws: Annotated[int, typer.Option(help="Monte Carlo draws, 50 to 5,000.")] = 200,
@@ -45,12 +49,20 @@ def predict_command(
 
     chosen = [named_plan(name) for name in plan or []]
     parsed = load_scenario(scenario)
-    site = None if evidence is None else parse_site_evidence(read_limited(evidence, MAX_EVIDENCE_BYTES), str(evidence))
+    site = (
+        None
+        if evidence is None
+        else parse_site_evidence(read_limited(evidence, MAX_EVIDENCE_BYTES), str(evidence))
+    )
     if budget_gib is not None and not 0 < budget_gib <= 1_000_000:
-        problem = FieldProblem("--budget-gib", show_value(budget_gib), "not a positive size in GiB", "Give e.g. 2.5.")
+        problem = FieldProblem(
+            "--budget-gib", show_value(budget_gib), "not a positive size in GiB", "Give e.g. 2.5."
+        )
         raise InvalidInputError("unusable budget", [problem])
     budget_bytes = None if budget_gib is None else round(budget_gib * GIB)
-    result = predict(parsed, plans=chosen or None, site=site, budget_bytes=budget_bytes, seed=seed, draws=draws)
+    result = predict(
+        parsed, plans=chosen or None, site=site, budget_bytes=budget_bytes, seed=seed, draws=draws
+    )
     if json:
         emit_json(result)
         return
@@ -81,9 +93,9 @@ class _CheckMode(StrEnum):
 
 
 def calibrate_command(
-    mode: Annotated[_CheckMode, typer.Argument(help="write: refit and store; check: compare with the stored one.")] = (
-        _CheckMode.CHECK
-    ),
+    mode: Annotated[
+        _CheckMode, typer.Argument(help="write: refit and store; check: compare with the stored one.")
+    ] = (_CheckMode.CHECK),
 ) -> None:
     """Fit the cost laws to the bundled evidence again."""
     from pitstop.errors import PitstopError  # noqa: PLC0415
@@ -94,13 +106,19 @@ def calibrate_command(
 
     fresh = calibrate()
     if mode is _CheckMode.WRITE:
-        (evidence_dir() / CALIBRATION_FILE).write_text(fresh.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (evidence_dir() / CALIBRATION_FILE).write_text(
+            fresh.model_dump_json(indent=1) + "\n", encoding="utf-8"
+        )
     elif (stored := load_calibration()).evidence_digest != fresh.evidence_digest:
-        raise PitstopError(f"stored calibration {stored.id} is not of this evidence; run `pitstop calibrate write`")
+        raise PitstopError(
+            f"stored calibration {stored.id} is not of this evidence; run `pitstop calibrate write`"
+        )
     console().print(f"{fresh.id}: {len(fresh.parameters)} parameters from {len(fresh.row_ids)} rows")
 
 
-def evidence_list_command(json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+def evidence_list_command(
+    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
     """List the bundled corpora with their provenance."""
     from .evidence import load_evidence  # noqa: PLC0415
 
@@ -127,12 +145,17 @@ def evidence_show_command(
     bundle = load_evidence()
     if corpus not in bundle.corpora:
         problem = FieldProblem(
-            "corpus", show_value(corpus), "no corpus has this name", f"Use one of: {', '.join(bundle.corpora)}."
+            "corpus",
+            show_value(corpus),
+            "no corpus has this name",
+            f"Use one of: {', '.join(bundle.corpora)}.",
         )
         raise InvalidInputError("unknown corpus", [problem])
     rows = [r for r in bundle.rows if r.corpus == corpus and (quantity is None or r.quantity == quantity)]
     if json:
-        emit_json({"corpus": corpus, "provenance": bundle.corpora[corpus], "rows": [asdict(row) for row in rows]})
+        emit_json(
+            {"corpus": corpus, "provenance": bundle.corpora[corpus], "rows": [asdict(row) for row in rows]}
+        )
         return
     from . import render  # noqa: PLC0415
 

@@ -139,7 +139,9 @@ class ClassCosts:
             return np.zeros(self.draws.count)
         if self.scenario.trainer.group_creation is GroupCreation.LAZY:
             return np.asarray(waits[: len(communicators)].sum(axis=0))
-        spacing = sum((np.mod(c.create_s, PROXY_POLL_S) for c in communicators[1:]), np.zeros(self.draws.count))
+        spacing = sum(
+            (np.mod(c.create_s, PROXY_POLL_S) for c in communicators[1:]), np.zeros(self.draws.count)
+        )
         return np.asarray(waits[0] + spacing)
 
     # -- the rest --------------------------------------------------------------------------------------------------
@@ -160,7 +162,9 @@ class ClassCosts:
         seconds = self.draws[copy] * self.ranks_per_gpu
         if backup is Backup.REALLOCATE:
             contention = np.minimum(self.draws[f"{host}_contention"], 1.0)
-            seconds = seconds + self.draws[f"{host}_s_per_gib"] * self.scenario.hardware.ranks_per_node**contention
+            seconds = (
+                seconds + self.draws[f"{host}_s_per_gib"] * self.scenario.hardware.ranks_per_node**contention
+            )
         return np.asarray(seconds * (self.saved_bytes / GIB))
 
     def gather_s(self, cap: int | None) -> Array:

@@ -72,6 +72,7 @@ class _ClassRun:
     def __init__(self, env: simpy.Environment, schedule: Schedule, draw: int, ranks_per_gpu: int) -> None:
         self.env, self.schedule, self.draw, self.ranks_per_gpu = env, schedule, draw, ranks_per_gpu
         self.driver = simpy.Resource(env)
+        self.has_background = any(op.background for ops in schedule.phases.values() for op in ops)
         self.cooldown_until = 0.0
         self.trainer = schedule.saved_bytes
         self.communicators = float(schedule.start_communicator_bytes[draw])
@@ -117,7 +118,9 @@ def simulate(
             yield env.timeout(run.cooldown_until - env.now)
         seconds = float(operation.seconds[draw])
         if seconds > 0:
-            resource = store if operation.store else run.driver if operation.driver else None
+            # Asking for a resource that nobody else can want costs events and changes nothing.
+            contended = operation.driver and run.has_background
+            resource = store if operation.store and len(runs) > 1 else run.driver if contended else None
             if resource is None:
                 yield env.timeout(seconds)
             else:
@@ -132,6 +135,8 @@ def simulate(
     def phase(run: _ClassRun, operations: list[Operation]) -> Process:
         beside: list[simpy.Process] = []
         for operation in operations:
+            if operation.is_idle(draw):
+                continue
             start = env.now
             if operation.background:
                 beside.append(env.process(perform(run, operation)))
@@ -165,7 +170,7 @@ def simulate(
 
 
 def _accounted(run: _ClassRun, result: SwitchResult) -> dict[Component, float]:
-    """Components that add up to the switch: the rest of a phase, spent waiting for other classes, goes to the largest."""
+    """Components that add up to the switch: the rest of a phase, waiting for other classes, goes to the largest."""
     components = dict(run.busy)
     rest = result.switch_s - sum(components.values())
     if components and rest > 0:

@@ -92,7 +92,9 @@ class Evidence:
 
     def fit(self, quantity: str, **conditions: object) -> list[Row]:
         """Rows that laws may be fitted to; a claim never is."""
-        return [r for r in self.select(quantity, use=UseOfRow.FIT, **conditions) if r.kind is not Kind.CLAIMED]
+        return [
+            r for r in self.select(quantity, steady=True, use=UseOfRow.FIT, **conditions) if r.kind is not Kind.CLAIMED
+        ]
 
 
 def evidence_dir() -> Path:
@@ -119,16 +121,15 @@ def load_evidence(directory: Path | None = None) -> Evidence:
 def _rows(records: Iterable[dict[str, str]], corpora: dict[str, Any]) -> Iterable[Row]:
     for line, record in enumerate(records, start=2):
         try:
-            row = Row(
-                **{
-                    **record,
-                    "kind": Kind(record["kind"]),
-                    "use": UseOfRow(record["use"]),
-                    "warmup": record["warmup"] == "true",
-                    "value": float(record["value"]),
-                    **{name: int(record[name]) if record[name] else None for name in _INTEGERS},
-                }
-            )
+            fields: dict[str, Any] = {
+                **record,
+                "kind": Kind(record["kind"]),
+                "use": UseOfRow(record["use"]),
+                "warmup": record["warmup"] == "true",
+                "value": float(record["value"]),
+                **{name: int(record[name]) if record[name] else None for name in _INTEGERS},
+            }
+            row = Row(**fields)
         except (KeyError, ValueError, TypeError) as error:
             raise _bad(line, show_value(record), str(error)) from None
         if row.corpus not in corpora:

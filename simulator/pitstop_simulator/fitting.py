@@ -49,12 +49,16 @@ def fit_law(law: Callable[[Array], Array], start: Sequence[float], rows: Sequenc
     result = least_squares(residuals, np.log(start), loss="soft_l1", f_scale=0.1, x_scale="jac")
     errors = residuals(result.x)
     runs = [f"{row.corpus}/{row.run}" for row in rows]
-    effects = {run: float(np.mean([e for e, r in zip(errors, runs, strict=True) if r == run])) for run in runs}
+    effects = {
+        run: float(np.mean([e for e, r in zip(errors, runs, strict=True) if r == run])) for run in runs
+    }
     within = errors - np.array([effects[run] for run in runs])
     step_df = max(len(rows) - len(effects), 1)
     log_step = float(np.sqrt(np.sum(within**2) / step_df))
     run_df = max(len(effects) - 1, 1)
-    log_run = float(np.sqrt(np.sum(np.square(list(effects.values()))) / run_df)) if len(effects) > 1 else log_step
+    log_run = (
+        float(np.sqrt(np.sum(np.square(list(effects.values()))) / run_df)) if len(effects) > 1 else log_step
+    )
     # Rows of one run share its effect, so the information is that of the runs, not of the rows.
     jacobian = result.jac
     row_variance = float(np.sum(errors**2) / max(len(rows) - len(start), 1))

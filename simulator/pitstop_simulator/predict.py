@@ -23,7 +23,7 @@ from .engine import SwitchResult, simulate
 from .planner import dominant_component, recommend
 from .schedule import Schedule, build_schedule
 from .site import SiteEvidence, condition
-from .support import judge, judge_plan, version_notes
+from .support import condition_of, judge, judge_plan, version_notes
 
 LEVEL = 0.9
 MIN_DRAWS, MAX_DRAWS = 50, 5000
@@ -73,16 +73,22 @@ def predict(
     notes: list[str] = []
     baseline_factors = other_factors = SiteFactors.none(sampled)
     if site:
-        prior = [build_schedule(ClassCosts(scenario, c, sampled), BASELINE, baseline_factors) for c in classes]
+        prior = [
+            build_schedule(ClassCosts(scenario, c, sampled), BASELINE, baseline_factors) for c in classes
+        ]
         fitted = condition(site, prior, sampled, draws, seed)
         sampled, baseline_factors, other_factors = fitted.draws, fitted.baseline, fitted.another_run
         if fitted.effective_draws < draws / 4:
-            notes.append("the baseline log is unusual for this scenario: check layout, saved bytes and cooldown")
+            notes.append(
+                "the baseline log is unusual for this scenario: check layout, saved bytes and cooldown"
+            )
         if site.steps == 1:
             notes.append("the baseline log has one step: step-to-step spread is taken from other machines")
     costs = [ClassCosts(scenario, c, sampled) for c in classes]
     schedules = {
-        plan.name: [build_schedule(c, plan, baseline_factors if plan == BASELINE else other_factors) for c in costs]
+        plan.name: [
+            build_schedule(c, plan, baseline_factors if plan == BASELINE else other_factors) for c in costs
+        ]
         for plan in chosen
     }
     reload_schedules = schedules[BASELINE.name]
@@ -129,9 +135,13 @@ def predict(
 def _check(draws: int, budget_bytes: int | None, seed: int) -> None:
     problems = []
     if not MIN_DRAWS <= draws <= MAX_DRAWS:
-        problems.append(FieldProblem("draws", str(draws), f"not between {MIN_DRAWS} and {MAX_DRAWS}", "Use 200."))
+        problems.append(
+            FieldProblem("draws", str(draws), f"not between {MIN_DRAWS} and {MAX_DRAWS}", "Use 200.")
+        )
     if budget_bytes is not None and not 0 < budget_bytes <= 2**50:
-        problems.append(FieldProblem("budget_bytes", str(budget_bytes), "not a positive size", "Give bytes per GPU."))
+        problems.append(
+            FieldProblem("budget_bytes", str(budget_bytes), "not a positive size", "Give bytes per GPU.")
+        )
     if not 0 <= seed < 2**63:
         problems.append(FieldProblem("seed", str(seed), "not between 0 and 2^63 - 1", "Use 0."))
     if problems:
@@ -191,6 +201,7 @@ def _plan_prediction(
         peak_bytes=interval(np.array([run.peak_bytes for run in runs]) + shift),
         communicators=max(s.communicators for s in schedules),
         within_budget=budget_bytes is None or max(at_sync.hi, in_rollout.hi) <= budget_bytes,
+        condition=condition_of(plan, scenario),
         support=support,
         notes=_plan_notes(plan, classes, schedules),
         timeline=[
@@ -209,11 +220,17 @@ def _plan_prediction(
 def _plan_notes(plan: Plan, classes: list[RankClass], schedules: list[Schedule]) -> list[str]:
     notes = []
     if all(s.communicators == 0 for s in schedules) and all(not c.communicators() for c in classes):
-        notes.append("every group has a single rank: there is no communicator to keep, so keeping gains nothing")
+        notes.append(
+            "every group has a single rank: there is no communicator to keep, so keeping gains nothing"
+        )
     if any(s.first_step_s[0] > 0 for s in schedules):
-        notes.append("communicators are created again inside the next training step (first_step_s), outside the timers")
+        notes.append(
+            "communicators are created again inside the next training step (first_step_s), outside the timers"
+        )
     if plan.backup is Backup.RETAIN:
-        notes.append("the first switch allocates the pinned backup and is as slow as reload; the figures are later ones")
+        notes.append(
+            "the first switch allocates the pinned backup and is as slow as reload; the figures are later ones"
+        )
     return notes
 
 

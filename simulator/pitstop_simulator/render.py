@@ -38,25 +38,44 @@ def prediction(console: Console, result: Prediction, budget: bool) -> None:
                       f" + {result.calibration.site_rows_used} of your own" if result.calibration.site_rows_used else ""
                   ) + f", seed {result.seed}[/dim]")  # fmt: skip
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
-    table.add_column("plan")
-    for name in ("switch s", "gain s", "sleep", "update", "wake up", "+ next step", "held at sync", "in rollout", "host"):
+    table.add_column("plan", no_wrap=True)
+    for name in (
+        "switch s",
+        "gain s",
+        "sleep",
+        "update",
+        "wake up",
+        "next",
+        "held at sync",
+        "in rollout",
+        "host",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in result.plans:
         recommended = plan.plan == result.recommended.plan
         refused = plan.support.verdict is Verdict.REFUSED
         style = "bold green" if recommended else "dim" if refused or not plan.within_budget else ""
-        mark = " <" if recommended else " (over budget)" if not plan.within_budget else " (refused)" if refused else ""
+        mark = (
+            " <"
+            if recommended
+            else " (over budget)"
+            if not plan.within_budget
+            else " (refused)"
+            if refused
+            else ""
+        )
         phases = [_short(plan.phases[p].mean) for p in Phase]
         table.add_row(
-            plan.plan + mark, seconds(plan.switch_s), seconds(plan.gain_s), *phases, _short(plan.first_step_s.mean),
+            mark + plan.plan, seconds(plan.switch_s), seconds(plan.gain_s), *phases, _short(plan.first_step_s.mean),
             gibibytes(plan.held_at_sync_bytes), gibibytes(plan.held_in_rollout_bytes),
             f"{plan.host_pinned_bytes.mean / GIB:.0f}", style=style,
         )  # fmt: skip
     console.print(table)
     level = f"{result.plans[0].switch_s.level:.0%}"
     console.print(
-        f"[dim]Seconds: mean ({level} interval). '+ next step': communicators that lazy groups create inside the next "
-        "training step. Held: GiB per GPU by the trainer. Host: GiB of pinned memory kept per node.[/dim]"
+        f"[dim]* recommended   ! refused or over budget\n"
+        f"Seconds as mean ({level} interval). next: communicators that lazy groups create in the next training step.\n"
+        "held: GiB per GPU that the trainer holds at weight sync and in the rollout. host: GiB pinned per node.[/dim]"
     )
     console.print(f"[bold]Support:[/bold] {result.support.verdict.value}")
     for reason in result.support.reasons:
@@ -81,7 +100,9 @@ def evidence_list(console: Console, evidence: Evidence) -> None:
     for name, corpus in evidence.corpora.items():
         rows = [row for row in evidence.rows if row.corpus == name]
         use = ", ".join(sorted({row.use.value for row in rows}))
-        table.add_row(name, corpus["kind"], str(len(rows)), use, corpus["where"], str(corpus["runs"]), corpus["trust"])
+        table.add_row(
+            name, corpus["kind"], str(len(rows)), use, corpus["where"], str(corpus["runs"]), corpus["trust"]
+        )
     console.print(table)
 
 
@@ -90,7 +111,17 @@ def evidence_rows(console: Console, rows: list[Row]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "kind", "use", "run", "step", "quantity", "value", "unit", "conditions"):
         table.add_column(name, justify="right" if name in ("value", "step") else "left", overflow="fold")
-    conditions = ("plan", "layout", "nccl", "communicators", "max_ctas", "payload_bytes", "backup", "source", "note")
+    conditions = (
+        "plan",
+        "layout",
+        "nccl",
+        "communicators",
+        "max_ctas",
+        "payload_bytes",
+        "backup",
+        "source",
+        "note",
+    )
     for row in rows:
         text = ", ".join(f"{n}={getattr(row, n)}" for n in conditions if getattr(row, n) not in (None, ""))
         step = "" if row.step is None else str(row.step)

@@ -35,6 +35,12 @@ class Operation:
     trainer_bytes: float = 0.0
     communicator_bytes: Array | None = None
 
+    def is_idle(self, draw: int) -> bool:
+        """Whether it takes no time, waits for nobody and changes nothing."""
+        waits = self.joins or self.owes_cooldown or self.awaits_cooldown
+        changes = self.trainer_bytes != 0 or self.communicator_bytes is not None
+        return not waits and not changes and float(self.seconds[draw]) == 0.0
+
 
 @dataclass(slots=True)
 class Schedule:
@@ -95,7 +101,10 @@ def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Sched
     def suspension(which: list[Communicator]) -> Operation:
         left = 1 - np.minimum(costs.draws["suspend.left_share"], 1.0)
         return Operation(
-            Component.GROUP_RELEASE, total(which, "suspend_s"), driver=True, communicator_bytes=-total(which, "bytes") * left
+            Component.GROUP_RELEASE,
+            total(which, "suspend_s"),
+            driver=True,
+            communicator_bytes=-total(which, "bytes") * left,
         )
 
     def resumption(which: list[Communicator]) -> Operation:
@@ -114,13 +123,21 @@ def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Sched
         return [Operation(Component.CANARY, seconds, joins=True)] if wanted else []
 
     pause = Operation(
-        Component.SAVER_PAUSE, costs.pause_s(plan.backup, factors), driver=True, trainer_bytes=-float(costs.saved_bytes)
+        Component.SAVER_PAUSE,
+        costs.pause_s(plan.backup, factors),
+        driver=True,
+        trainer_bytes=-float(costs.saved_bytes),
     )
     resume = Operation(
-        Component.SAVER_RESUME, costs.resume_s(plan.backup, factors), driver=True, trainer_bytes=float(costs.saved_bytes)
+        Component.SAVER_RESUME,
+        costs.resume_s(plan.backup, factors),
+        driver=True,
+        trainer_bytes=float(costs.saved_bytes),
     )
     sync = [
-        Operation(Component.WEIGHTS_GATHER, costs.gather_s(plan.export_max_ctas if export else None), joins=True),
+        Operation(
+            Component.WEIGHTS_GATHER, costs.gather_s(plan.export_max_ctas if export else None), joins=True
+        ),
         Operation(Component.WEIGHTS_TRANSFER, costs.transfer_s()),
         Operation(Component.ENGINE_LOAD, costs.load_s(factors)),
     ]

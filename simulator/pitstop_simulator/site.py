@@ -35,7 +35,11 @@ _FILLING = {
     Phase.UPDATE_WEIGHTS: Component.ENGINE_LOAD,
     Phase.WAKE_UP: Component.SAVER_RESUME,
 }
-_LAW = {Phase.SLEEP: "host.alloc_s_per_gib", Phase.UPDATE_WEIGHTS: "load.s_per_gib", Phase.WAKE_UP: "host.free_s_per_gib"}
+_LAW = {
+    Phase.SLEEP: "host.alloc_s_per_gib",
+    Phase.UPDATE_WEIGHTS: "load.s_per_gib",
+    Phase.WAKE_UP: "host.free_s_per_gib",
+}
 _ENOUGH_STEPS = 3
 
 
@@ -64,15 +68,29 @@ def parse_site_evidence(text: bytes, what: str) -> SiteEvidence:
         InvalidEvidenceError: naming line, column, value and remedy.
     """
     if len(text) > MAX_EVIDENCE_BYTES:
-        raise _bad(what, "(file)", f"{len(text):,} bytes", f"more than {MAX_EVIDENCE_BYTES:,} bytes", "Give fewer steps.")
+        raise _bad(
+            what,
+            "(file)",
+            f"{len(text):,} bytes",
+            f"more than {MAX_EVIDENCE_BYTES:,} bytes",
+            "Give fewer steps.",
+        )
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _bad(what, "(file)", f"byte {error.start}", "not UTF-8 text", "Save the file as UTF-8.") from None
+        raise _bad(
+            what, "(file)", f"byte {error.start}", "not UTF-8 text", "Save the file as UTF-8."
+        ) from None
     stripped = decoded.lstrip()
     records = _from_json(stripped, what) if stripped[:1] in ("{", "[") else _from_csv(decoded, what)
     if not records:
-        raise _bad(what, "(file)", "no rows", "there is no steady step", "Give at least one step that is not warm-up.")
+        raise _bad(
+            what,
+            "(file)",
+            "no rows",
+            "there is no steady step",
+            "Give at least one step that is not warm-up.",
+        )
     seconds = np.array([r[:3] for r in records], dtype=np.float64)
     held = [r[3] for r in records if r[3] is not None]
     step_s = [r[4] for r in records if r[4] is not None]
@@ -105,7 +123,13 @@ def _from_csv(text: str, what: str) -> list[_Record]:
         cells = {(k or "").strip(): (v or "").strip() for k, v in row.items() if not isinstance(v, list)}
         plan = cells.get("plan") or cells.get("variant") or "reload"
         if plan not in ("reload", "baseline"):
-            raise _bad(what, f"row {number}, plan", show_value(plan), "not a baseline row", "Keep the rows of plan reload.")
+            raise _bad(
+                what,
+                f"row {number}, plan",
+                show_value(plan),
+                "not a baseline row",
+                "Keep the rows of plan reload.",
+            )
         if cells.get("warmup", "").lower() in ("true", "1", "yes"):
             continue
         values = [_number(what, number, column, cells[column]) for column in PHASE_COLUMNS.values()]
@@ -136,9 +160,15 @@ def _number(what: str, number: int, column: str, text: str, limit: float = 86_40
 
 def _from_json(text: str, what: str) -> list[_Record]:
     try:
-        items = json.loads(text) if text[0] == "[" else [json.loads(line) for line in text.splitlines() if line.strip()]
+        items = (
+            json.loads(text)
+            if text[0] == "["
+            else [json.loads(line) for line in text.splitlines() if line.strip()]
+        )
     except (ValueError, RecursionError) as error:
-        raise _bad(what, "(file)", "unreadable JSON", str(error)[:200], "Give a JSON list or one object a line.") from None
+        raise _bad(
+            what, "(file)", "unreadable JSON", str(error)[:200], "Give a JSON list or one object a line."
+        ) from None
     records = []
     for number, item in enumerate(items[: MAX_STEPS + 1], start=1):
         try:
@@ -147,7 +177,13 @@ def _from_json(text: str, what: str) -> list[_Record]:
             raise InvalidEvidenceError(error.message, error.problems) from None
         absent = [phase.value for phase in Phase if phase not in step.phases]
         if absent:
-            raise _bad(what, f"record {number}, phases", "missing " + ", ".join(absent), "incomplete step", "Give all phases.")
+            raise _bad(
+                what,
+                f"record {number}, phases",
+                "missing " + ", ".join(absent),
+                "incomplete step",
+                "Give all phases.",
+            )
         sleep, update, wake = (step.phases[phase].total_s for phase in Phase)
         held = step.memory.held_at_sync_bytes
         records.append((sleep, update, wake, None if held is None else float(held), step.step_s))
@@ -168,7 +204,9 @@ class Conditioned:
     effective_draws: float
 
 
-def condition(site: SiteEvidence, baseline: list[Schedule], draws: Draws, keep: int, seed: int) -> Conditioned:
+def condition(
+    site: SiteEvidence, baseline: list[Schedule], draws: Draws, keep: int, seed: int
+) -> Conditioned:
     """Weight and resample ``draws`` so that `reload` reproduces the site's phases.
 
     Args:
@@ -188,9 +226,15 @@ def condition(site: SiteEvidence, baseline: list[Schedule], draws: Draws, keep: 
     factors, spread = {}, {}
     for index, phase in enumerate(Phase):
         filling = _FILLING[phase]
-        prior = sum((op.seconds for op in heavy.phases[phase] if op.component is filling), np.zeros(draws.count))
-        others = sum((op.seconds for op in heavy.phases[phase] if op.component is not filling), np.zeros(draws.count))
-        own_sd = _step_sd(site, index, mean[index], draws, phase)
+        prior = sum(
+            (op.seconds for op in heavy.phases[phase] if op.component is filling), np.zeros(draws.count)
+        )
+        others = sum(
+            (op.seconds for op in heavy.phases[phase] if op.component is not filling), np.zeros(draws.count)
+        )
+        # Noise belongs to the filling component: a cooldown does not vary.
+        filling_s = max(mean[index] - float(np.median(others)), 0.0)
+        own_sd = _step_sd(site, index, filling_s, draws, phase)
         target = mean[index] + own_sd / math.sqrt(site.steps) * rng.standard_normal(draws.count)
         rest = target - others
         if np.mean(rest > 0) < 1e-3:
@@ -202,18 +246,22 @@ def condition(site: SiteEvidence, baseline: list[Schedule], draws: Draws, keep: 
             )  # fmt: skip
         ratio = np.where((rest > 0) & (prior > 0), rest / np.maximum(prior, 1e-12), 1.0)
         sd = max(draws.log_sd[_LAW[phase]], 0.3)
-        weights *= np.where(rest > 0, np.exp(-0.5 * (np.log(np.maximum(ratio, 1e-9)) / sd) ** 2), 0.0) if prior.any() else 1
+        weights *= (
+            np.where(rest > 0, np.exp(-0.5 * (np.log(np.maximum(ratio, 1e-9)) / sd) ** 2), 0.0)
+            if prior.any()
+            else 1
+        )
         factors[phase] = ratio
-        spread[phase] = own_sd / max(mean[index], 1e-9)
+        spread[phase] = own_sd / max(filling_s, 0.1 * mean[index], 1e-9)
     if weights.sum() <= 0:
         weights = np.ones(draws.count)
     weights /= weights.sum()
     # Systematic resampling: the least noisy way to turn weights into draws.
     positions = (rng.random() + np.arange(keep)) / keep
-    index = np.minimum(np.searchsorted(np.cumsum(weights), positions), draws.count - 1).astype(np.intp)
-    index = rng.permutation(index)
-    taken = draws.take(index)
-    chosen = [factors[phase][index] for phase in Phase]
+    picked = np.minimum(np.searchsorted(np.cumsum(weights), positions), draws.count - 1).astype(np.intp)
+    picked = rng.permutation(picked)
+    taken = draws.take(picked)
+    chosen = [factors[phase][picked] for phase in Phase]
     another = []
     for phase, factor in zip(Phase, chosen, strict=True):
         parameter_run = draws.log_run[_LAW[phase]]
@@ -223,10 +271,9 @@ def condition(site: SiteEvidence, baseline: list[Schedule], draws: Draws, keep: 
     return Conditioned(taken, SiteFactors(*chosen), SiteFactors(*another), float(1 / np.sum(weights**2)))
 
 
-def _step_sd(site: SiteEvidence, index: int, mean: float, draws: Draws, phase: Phase) -> float:
-    """Step-to-step standard deviation of a phase: the site's own with enough steps, else the laws'."""
-    general = draws.log_step[_LAW[phase]] * float(mean)
+def _step_sd(site: SiteEvidence, index: int, filling_s: float, draws: Draws, phase: Phase) -> float:
+    """Step-to-step standard deviation of a phase in seconds: the site's own with enough steps, else the laws'."""
+    general = draws.log_step[_LAW[phase]] * filling_s
     if site.steps < _ENOUGH_STEPS:
         return general
     return float(np.std(site.seconds[:, index], ddof=1))
-

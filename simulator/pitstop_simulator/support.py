@@ -26,12 +26,21 @@ def judge(scenario: Scenario, calibration: Calibration, heaviest: Schedule, *, s
     found: list[tuple[Verdict, str]] = []
     hardware = scenario.hardware
     if hardware.intra_node_link is Link.XGMI:
-        reason = f"{hardware.gpu} does not run NCCL; every measured row is of NVIDIA GPUs: measure one switch of `reload` there"
+        reason = (
+            f"{hardware.gpu} does not run NCCL; every measured row is of NVIDIA GPUs: "
+            "measure one switch of `reload` there"
+        )
         found.append((Verdict.REFUSED, reason))
     elif hardware.gpu not in ranges.gpus:
         known = ", ".join(ranges.gpus)
-        own = "; your own baseline fills most of that gap" if site else "; give your baseline log with --evidence"
-        found.append((Verdict.EXTRAPOLATED, f"no component was measured on {hardware.gpu}, only on {known}{own}"))
+        own = (
+            "; your own baseline fills most of that gap"
+            if site
+            else "; give your baseline log with --evidence"
+        )
+        found.append(
+            (Verdict.EXTRAPOLATED, f"no component was measured on {hardware.gpu}, only on {known}{own}")
+        )
     _outside(found, "nodes", hardware.nodes, ranges.nodes)
     _outside(found, "world size", scenario.world_size, ranges.world_size)
     _outside(found, "ranks per GPU", hardware.ranks_per_gpu, ranges.ranks_per_gpu)
@@ -56,22 +65,29 @@ def judge_plan(plan: Plan, scenario: Scenario, general: Support) -> Support:
     """Verdict on one plan: the scenario's, unless the plan itself cannot or must not be carried out there."""
     reasons = list(general.reasons)
     verdict = general.verdict
-    kept = plan.training in (Disposition.KEEP, Disposition.DESTROY_AFTER_SYNC) or plan.dedicated_export
-    if kept and scenario.hardware.nodes > 1:
-        verdict = worst(verdict, Verdict.EXTRAPOLATED)
-        reasons.append(
-            "communicators kept across nodes have failed elsewhere (radixark/miles#806): needs a cross-node canary first"
-        )
     if plan.training is Disposition.SUSPEND:
         nccl = scenario.versions.nccl
         version = _version(nccl)
         if version is None:
             verdict = worst(verdict, Verdict.EXTRAPOLATED)
-            reasons.append("suspend needs NCCL >= 2.29.7; the scenario does not say which NCCL it runs (versions.nccl)")
+            reasons.append(
+                "suspend needs NCCL >= 2.29.7; the scenario does not say which NCCL it runs (versions.nccl)"
+            )
         elif version < _SUSPEND_FROM_NCCL:
             verdict = Verdict.REFUSED
             reasons.append(f"suspend needs NCCL >= 2.29.7, the scenario runs {nccl}")
     return Support(verdict=verdict, reasons=reasons)
+
+
+def condition_of(plan: Plan, scenario: Scenario) -> str | None:
+    """What must be shown on the machine before the plan may be carried out there; None if nothing."""
+    keeps = plan.training is not Disposition.DESTROY or plan.dedicated_export
+    if keeps and scenario.hardware.nodes > 1:
+        return (
+            "a cross-node canary on this hardware and NCCL: communicators kept across a pause failed between two nodes "
+            "elsewhere (radixark/miles#806)"
+        )
+    return None
 
 
 def _version(text: str | None) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ from .evidence import Evidence, Row, UseOfRow, load_evidence
 from .predict import predict
 from .site import SiteEvidence
 
-VALIDATION_DRAWS = 400
+VALIDATION_DRAWS = 1000
 
 
 class Case(StrictModel):
@@ -91,7 +91,9 @@ def validate_predictions(
     )
 
 
-def _case(arm: str, quantity: str, observed: float, interval: Interval, prediction: PlanPrediction, steps: int) -> Case:
+def _case(
+    arm: str, quantity: str, observed: float, interval: Interval, prediction: PlanPrediction, steps: int
+) -> Case:
     return Case(
         id=arm,
         quantity=quantity,
@@ -104,13 +106,15 @@ def _case(arm: str, quantity: str, observed: float, interval: Interval, predicti
     )
 
 
-# -- the report: keep-window predicted from baseline rows alone ----------------------------------------------------------
+# -- the report: keep-window predicted from baseline rows alone ---------------------------------------
 
 
 def _report_cases(evidence: Evidence, calibration: Calibration, seed: int) -> Iterator[Case]:
     for corpus, document in REPORT_SCENARIOS.items():
         scenario = Scenario.model_validate(document)
-        baseline, kept = (evidence.select(corpus=corpus, use=use) for use in (UseOfRow.SITE, UseOfRow.HOLDOUT))
+        baseline, kept = (
+            evidence.select(corpus=corpus, use=use) for use in (UseOfRow.SITE, UseOfRow.HOLDOUT)
+        )
         seconds = np.array([_values(baseline, phase.value) for phase in Phase]).T
         low_high = [v for name in ("held_at_sync.low", "held_at_sync.high") for v in _values(baseline, name)]
         held = float(np.mean(low_high)) if low_high else None
@@ -160,14 +164,19 @@ REPORT_SCENARIOS: dict[str, dict[str, Any]] = {
 }
 
 
-# -- whole switches on two H200, predicted from components -----------------------------------------------------------------
+# -- whole switches on two H200, predicted from components --------------------------------------------
 
 
 def _switch_cases(evidence: Evidence, calibration: Calibration, seed: int) -> Iterator[Case]:
     for arm in _switch_arms(evidence):
         steps = len(_values(arm.rows, "switch"))
         result = predict(
-            arm.scenario, plans=[arm.plan], calibration=calibration, seed=seed, draws=VALIDATION_DRAWS, steps=steps
+            arm.scenario,
+            plans=[arm.plan],
+            calibration=calibration,
+            seed=seed,
+            draws=VALIDATION_DRAWS,
+            steps=steps,
         )
         plan = next(p for p in result.plans if p.plan == arm.plan.name)
         for quantity, name, interval in (
@@ -184,7 +193,9 @@ def _switch_arms(evidence: Evidence) -> Iterator[_Arm]:
         for run in dict.fromkeys(row.run for row in rows):
             mine = [row for row in rows if row.run == run]
             first = mine[0]
-            yield _Arm(f"{corpus}-{run.replace('/', '-')}", _switch_scenario(first), _as_carried_out(first), mine)
+            yield _Arm(
+                f"{corpus}-{run.replace('/', '-')}", _switch_scenario(first), _as_carried_out(first), mine
+            )
 
 
 def _switch_scenario(row: Row) -> Scenario:

@@ -1,4 +1,4 @@
-"""Let newer Megatron-core releases be imported where Triton is not installed (there is no Triton for CPU torch)."""
+"""Let newer Megatron-core releases be imported without Triton, which CPU builds of torch do not have."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import importlib.util
 import sys
 import types
 
-# Modules of Megatron-core that hold nothing but Triton kernels and that 0.19 imports unconditionally. None of the
-# kernels runs on CPU.
+# Modules of Megatron-core that hold nothing but Triton kernels and that 0.19 imports unconditionally. None
+# of the kernels runs on CPU.
 _KERNEL_MODULES = ("megatron.core.transformer.moe.ops.paged_stash",)
 
 
 def stand_in_for_triton_kernels() -> None:
-    """Put empty modules in place of kernel modules; does nothing if Triton is there. Call before Megatron's import."""
+    """Put empty modules in place of kernel modules unless Triton is there; call before Megatron's import."""
     if importlib.util.find_spec("triton") is not None:
         return
     for name in _KERNEL_MODULES:

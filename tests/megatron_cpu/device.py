@@ -1,4 +1,4 @@
-"""Answer "which device?" with "cpu", so that Megatron-core, written for CUDA, trains on a machine without a GPU.
+"""Answer "which device?" with "cpu", so that Megatron-core, written for CUDA, trains without a GPU.
 
 No computation is replaced. What is answered differently:
 
@@ -22,7 +22,7 @@ _installed: list[TorchFunctionMode] = []
 
 
 def install() -> None:
-    """Install the answers for the rest of the process; Megatron must be importable. Calling it again does nothing."""
+    """Install the answers for the rest of the process; calling it again does nothing."""
     if _installed:
         return
     if torch.cuda.is_available():
@@ -44,7 +44,11 @@ class _CudaMeansCpu(TorchFunctionMode):
     """Rewrites the device of tensor factories and moves; everything else passes through."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if _is_cuda(kwargs.get("device")):
@@ -114,10 +118,12 @@ def _track_cpu_random_states() -> None:
 def _allow_cpu_tensors_in_moe() -> None:
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-    def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    def to_host(tensor: Any, as_numpy: bool = False, **_: object) -> Any:
         # Upstream converts to numpy only what comes from a GPU.
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_host
     if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # upstream reads the name without defining it where TransformerEngine is absent
+        moe_utils.te_general_gemm = (
+            None  # upstream reads the name without defining it where TransformerEngine is absent
+        )

@@ -1,6 +1,7 @@
 """Run one function on several ranks: import torch and Megatron once, then fork.
 
-No thread exists before the fork, so that forking is safe; it saves each rank the seconds that the imports take.
+No thread exists before the fork, so that forking is safe; it saves each rank the seconds that the imports
+take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two layers that upstream has only for GPUs: norms under sequence parallelism, attention under context parallelism."""
+"""Layers that upstream has for GPUs only: norms for sequence, attention for context parallelism."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 class MarkedNorm:
     """Torch's norm, marked for the gradient exchange over tensor parallel ranks.
 
-    Upstream's ``WrappedTorchNorm`` refuses sequence parallelism; the norms of TransformerEngine carry this mark. A
-    class whose instances are torch's, because Megatron builds classes and leaves functions alone.
+    Upstream's ``WrappedTorchNorm`` refuses sequence parallelism; the norms of TransformerEngine carry this
+    mark. A class whose instances are torch's, because Megatron builds classes and leaves functions alone.
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:
@@ -28,15 +28,18 @@ class MarkedNorm:
 class GatheringAttention(torch.nn.Module):
     """Causal attention that gathers keys and values over the context-parallel group.
 
-    Sequences are cut into ``2 x cp`` chunks of which rank ``i`` has the ``i``-th from either end, as Megatron's
-    ``get_batch_on_this_cp_rank`` hands them out. Upstream's local attention works for cp = 1 only.
+    Sequences are cut into ``2 x cp`` chunks of which rank ``i`` has the ``i``-th from either end, as
+    Megatron's ``get_batch_on_this_cp_rank`` hands them out. Upstream's local attention works for cp = 1
+    only.
     """
 
     def __init__(self, config: Any, *_args: object, pg_collection: Any = None, **_kwargs: object) -> None:
         super().__init__()
         from megatron.core import parallel_state
 
-        self.group = pg_collection.cp if pg_collection is not None else parallel_state.get_context_parallel_group()
+        self.group = (
+            pg_collection.cp if pg_collection is not None else parallel_state.get_context_parallel_group()
+        )
         self.softmax_scale = config.kv_channels**-0.5
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_args: object, **_kwargs: object) -> Tensor:
@@ -71,7 +74,7 @@ def _repeated(heads: Tensor, times: int) -> Tensor:
 
 
 def cpu_block(layer_spec: Any, layers: int, context_parallel: bool) -> TransformerBlockSubmodules:
-    """Upstream's local layers, ``layers`` of them, with the two of this module where upstream's do not work."""
+    """Upstream's local layers, ``layers`` of them, with those of this module where they do not work."""
     parts = layer_spec.submodules
     attention = parts.self_attention.submodules
     for holder in (parts, attention):

@@ -1,11 +1,11 @@
-"""Which groups does the installed Megatron-core make? Reads topologies as JSON lines, writes the groups as JSON lines.
+"""Which groups does the installed Megatron-core make? Topologies in, groups out, as JSON lines.
 
-``initialize_model_parallel`` runs as it is; only ``torch.distributed.new_group`` and its questions about rank and
-world are answered by a recorder, so that one process stands for a world of any size. All ranks make the same calls in
-the same order, so that one recording holds the groups of every rank.
+``initialize_model_parallel`` runs as it is; only ``torch.distributed.new_group`` and its questions about
+rank and world are answered by a recorder, so that one process stands for a world of any size. All ranks make
+the same calls in the same order, so that one recording holds the groups of every rank.
 
-With ``--real RANK``: the first topology only, with ``new_group`` of torch itself over torch's fake backend, as seen
-by that rank (no gloo groups: they need peers).
+With ``--real RANK``: the first topology only, with ``new_group`` of torch itself over torch's fake backend,
+as seen by that rank (no gloo groups: they need peers).
 
 Input: the arguments of ``initialize_model_parallel`` by their own names, plus ``world_size``, and
 ``all_gather_groups`` for a call of ``create_all_gather_groups`` afterwards.
@@ -54,11 +54,13 @@ class Recorder:
         self.world_size = 1
         self.calls: Recorded = []
         dist.new_group = self.new_group
-        dist.get_rank = lambda group=None: 0
-        dist.get_world_size = lambda group=None: self.world_size
+        dist.get_rank = lambda *_: 0
+        dist.get_world_size = lambda *_: self.world_size
         dist.is_initialized = lambda: True
 
-    def new_group(self, ranks: list[int], backend: str | None = None, group_desc: str = "", **_: object) -> Stub:
+    def new_group(
+        self, ranks: list[int], backend: str | None = None, group_desc: str = "", **_: object
+    ) -> Stub:
         self.calls.append((group_desc, backend or "nccl", list(ranks)))
         return Stub(list(ranks))
 
@@ -102,7 +104,11 @@ def main() -> None:
     parser.add_argument("--real", type=int, default=None, metavar="RANK")
     real: int | None = parser.parse_args().real
     if real is not None:
-        print(json.dumps({"version": __version__, "groups": record_real(json.loads(sys.stdin.readline()), real)}))
+        print(
+            json.dumps(
+                {"version": __version__, "groups": record_real(json.loads(sys.stdin.readline()), real)}
+            )
+        )
         return
     recorder = Recorder()
     for line in sys.stdin:

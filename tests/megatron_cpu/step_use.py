@@ -1,9 +1,9 @@
-"""On which groups does a training step run collectives? Reads jobs as JSON lines, writes the answers as JSON lines.
+"""On which groups does a training step run collectives? Jobs in, answers out, as JSON lines.
 
 Job: ``{"world_size": 4, "options": {...}}`` with the fields of ``TrainOptions``.
-Answer: per rank the groups (description, ranks) in the order of creation, and the indices of those that carried
-something while the model was built (``setup``), in the first and in a later step (``step``), plus losses and the hash
-of the parameters.
+Answer: per rank the groups (description, ranks) in the order of creation, and the indices of those that
+carried something while the model was built (``setup``), in the first and in a later step (``step``), plus
+losses and the hash of the parameters.
 """
 
 from __future__ import annotations

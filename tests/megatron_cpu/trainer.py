@@ -1,7 +1,7 @@
-"""A small GPT, trained by Megatron-core itself: its model, its data-parallel wrapper, its optimizer, its schedules.
+"""A small GPT, trained by Megatron-core itself: its model, wrapper, optimizer and schedules.
 
-The data are random tokens and the model learns to repeat them, so that the loss falls within a few steps. Everything
-is seeded: two runs with the same options give bit-identical losses and parameters.
+The data are random tokens and the model learns to repeat them, so that the loss falls within a few steps.
+Everything is seeded: two runs with the same options give bit-identical losses and parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -22,8 +26,9 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_batch_on_this_cp_rank
-from megatron_cpu import device, layers, uneven
 from torch import Tensor
+
+from megatron_cpu import device, layers, uneven
 
 _SEED = 1234
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -63,7 +68,7 @@ class TrainOptions:
 
 
 class Trainer:
-    """Model, optimizer and data of one rank; torch's default group and ``device.install`` must be in place."""
+    """Model, optimizer and data of one rank; call ``join_world`` first."""
 
     def __init__(self, options: TrainOptions) -> None:
         self.options = o = options
@@ -151,7 +156,11 @@ class Trainer:
         generator = torch.Generator().manual_seed(99 + parallel_state.get_data_parallel_rank())
         while True:
             tokens = torch.randint(0, o.vocab, (o.micro_batch, o.sequence), generator=generator)
-            batch = {"tokens": tokens, "labels": tokens, "position_ids": torch.arange(o.sequence).repeat(len(tokens), 1)}
+            batch = {
+                "tokens": tokens,
+                "labels": tokens,
+                "position_ids": torch.arange(o.sequence).repeat(len(tokens), 1),
+            }
             if o.cp > 1:
                 batch = get_batch_on_this_cp_rank(batch)
             yield batch["tokens"], batch["labels"], batch["position_ids"]

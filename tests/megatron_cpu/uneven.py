@@ -1,6 +1,7 @@
-"""Collectives of unequal pieces over gloo, which NCCL has and gloo lacks: pieces are padded to the largest one.
+"""Collectives of unequal pieces, which NCCL has and gloo lacks: pieces are padded to the largest one.
 
-Megatron's all-to-all token dispatcher gathers and scatters token lists of unequal length over expert-tensor ranks.
+Megatron's all-to-all token dispatcher gathers and scatters token lists of unequal length over expert-tensor
+ranks.
 """
 
 from __future__ import annotations

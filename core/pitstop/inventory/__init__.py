@@ -1,8 +1,8 @@
 """Which communicators each rank has: Megatron-core's process groups in closed form, without torch.
 
 ``groups_of_rank`` lists one rank's groups as the library makes them; ``shared_rank_sets`` folds equal ones;
-``rank_classes`` folds all ranks of a scenario into classes of equal cost. See ``use`` for which groups a training
-step and a weight export really use.
+``rank_classes`` folds all ranks of a scenario into classes of equal cost. See ``use`` for which groups a
+training step and a weight export really use.
 """
 
 from pitstop.inventory.classes import rank_classes

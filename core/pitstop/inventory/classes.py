@@ -1,7 +1,8 @@
 """Fold the ranks of a scenario into classes of equal cost, without looking at ranks one by one.
 
-The groups of one kind are rows of a matrix of ranks (``pitstop.inventory.partition``). Nodes and GPUs per row are
-computed for all rows at once and spread to the ranks; ranks with equal figures for all kinds form a class.
+The groups of one kind are rows of a matrix of ranks (``pitstop.inventory.partition``). Nodes and GPUs per
+row are computed for all rows at once and spread to the ranks; ranks with equal figures for all kinds form a
+class.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pitstop.inventory.groups import Partitions, groups_of_rank, partitions, resolve, world_group
-from pitstop.inventory.partition import Grid, members
+from pitstop.inventory.partition import PIPELINE
 from pitstop.inventory.placement import IntArray, spans_of
 from pitstop.inventory.sites import CommunicatorSite, RankClass
 from pitstop.inventory.stages import stages_of
@@ -22,8 +23,8 @@ def rank_classes(
 ) -> list[RankClass]:
     """All ranks of a scenario, folded into classes of equal cost, ordered by representative.
 
-    Equal means: the same sort of pipeline stage (layers, first, last), the same groups, and for each group the same
-    size, number of nodes and number of GPUs.
+    Equal means: the same sort of pipeline stage (layers, first, last), the same groups, and for each group
+    the same size, number of nodes and number of GPUs.
 
     Raises:
         InvalidScenarioError: the layout or the version is not possible.
@@ -42,7 +43,8 @@ def rank_classes(
     for i in np.argsort(representatives).tolist():
         rank = int(representatives[i])
         sites = tuple(
-            CommunicatorSite.of(group, hardware) for group in groups_of_rank(topology, rank, options=options)
+            CommunicatorSite.of(group, hardware)
+            for group in groups_of_rank(scenario, rank, megatron_version, options)
         )
         classes.append(RankClass(rank, int(counts[i]), stages[int(stage_of_rank[rank])], sites, world))
     return classes
@@ -50,7 +52,7 @@ def rank_classes(
 
 def _stage_of_rank(parts: Partitions) -> IntArray:
     """Pipeline stage of each rank: its column in the pipeline groups."""
-    pipelines = parts.matrix(members(Grid.DENSE, "pp"))
+    pipelines = parts.matrix(PIPELINE)
     stage = np.empty(parts.topology.world_size, dtype=np.int64)
     stage[pipelines] = np.arange(pipelines.shape[1])
     return stage

@@ -10,22 +10,23 @@ import numpy as np
 
 from pitstop.errors import FieldProblem, InvalidScenarioError
 from pitstop.inventory.kinds import Backend, GroupKind, group_kinds
-from pitstop.inventory.partition import Members, Ranks, groups_matrix
+from pitstop.inventory.partition import PIPELINE, Members, Ranks, groups_matrix
+from pitstop.inventory.stages import stages_of
 from pitstop.inventory.topology import Topology
-from pitstop.inventory.use import UNUSED, StepOptions, Use, use_by_kind
+from pitstop.inventory.use import UNUSED, Place, StepOptions, Use, use_by_kind
 from pitstop.scenario import Scenario
 
 WORLD_GROUP_NAME = "default_pg"
-_CACHED_TOPOLOGIES = 4
+_CACHED_TOPOLOGIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """One process group of one rank.
 
-    ``name`` is Megatron's ``group_desc``, ``config_name`` its key in ``nccl_communicator_config_path`` (None if it
-    has none), ``ranks`` the global ranks in the group's own order. ``hot`` marks the groups that carry the bulk of
-    forward, backward or gradient exchange.
+    ``name`` is Megatron's ``group_desc``, ``config_name`` its key in ``nccl_communicator_config_path`` (None
+    if it has none), ``ranks`` the global ranks in the group's own order. ``hot`` marks the groups that carry
+    the bulk of forward, backward or gradient exchange.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Group:
 
     @property
     def is_single(self) -> bool:
-        """A group of one rank: a collective may create a communicator for it, but there is nothing in it to manage."""
+        """A group of one rank: a collective may give it a communicator, but one not worth managing."""
         return len(self.ranks) == 1
 
     @property
@@ -57,7 +58,7 @@ class Group:
 
 
 class Partitions:
-    """Rank sets of every kind of group of a topology, computed once and shared by kinds with the same recipe."""
+    """Rank sets of every kind of group of a topology, computed once per recipe."""
 
     __slots__ = ("_matrices", "kinds", "topology")
 
@@ -74,7 +75,7 @@ class Partitions:
         return found
 
     def of_rank(self, recipe: Members, rank: int) -> tuple[int, ...] | None:
-        """The group that a recipe gives to a rank, or None if it gives none (embedding groups of middle stages)."""
+        """The group that a recipe gives to a rank; None if none (embedding groups of middle stages)."""
         matrix = self.matrix(recipe)
         where = np.flatnonzero(matrix.ravel() == rank)
         if where.size == 0:
@@ -84,7 +85,7 @@ class Partitions:
 
 @lru_cache(maxsize=_CACHED_TOPOLOGIES)
 def partitions(topology: Topology) -> Partitions:
-    """The partitions of a topology; the last few are kept, so that asking for many ranks is cheap."""
+    """The partitions of a topology; the last two are kept, so that asking for many ranks is cheap."""
     return Partitions(topology)
 
 
@@ -107,17 +108,25 @@ def groups_of_rank(
     """
     topology, options = resolve(source, megatron_version, options)
     _check_rank(topology, rank)
-    parts, use = partitions(topology), use_by_kind(topology, options)
-    ranks_of: dict[Members, tuple[int, ...] | None] = {}
+    parts = partitions(topology)
+    ranks_of = {recipe: parts.of_rank(recipe, rank) for recipe in {kind.members for kind in parts.kinds}}
+    pipeline = ranks_of[PIPELINE] or (rank,)
+    use = use_by_kind(topology, options, _place(source, options, pipeline, rank))
     groups = []
     for kind in parts.kinds:
-        if kind.members not in ranks_of:
-            ranks_of[kind.members] = parts.of_rank(kind.members, rank)
         ranks = ranks_of[kind.members]
         if ranks is not None:
             used = use.get(kind.name, UNUSED)
             groups.append(Group(kind.name, kind.config_name, kind.backend, ranks, used.uses, used.hot))
     return tuple(groups)
+
+
+def _place(source: Scenario | Topology, options: StepOptions, pipeline: tuple[int, ...], rank: int) -> Place:
+    """Place of a rank in its pipeline; a topology has no layers, so that all its stages count as alike."""
+    has_experts = options.moe
+    if isinstance(source, Scenario):
+        has_experts = has_experts and stages_of(source)[pipeline.index(rank)].moe_layers > 0
+    return Place(is_last_stage=rank == pipeline[-1], has_experts=has_experts)
 
 
 def world_group(source: Scenario | Topology) -> Group:
@@ -143,11 +152,11 @@ class SharedCommunicator:
 def shared_rank_sets(
     groups: Iterable[Group], options: Mapping[str, object] | None = None
 ) -> tuple[SharedCommunicator, ...]:
-    """Fold groups with equal rank tuple, backend and options into one communicator each, in order of appearance.
+    """Fold groups with equal ranks, backend and options into one communicator each, in order of appearance.
 
     ``options`` gives each ``config_name`` its communicator options (the content of
-    ``nccl_communicator_config_path``); without it all groups have the same. The default group stays alone: torch
-    uses it behind Megatron's back (barriers, object collectives).
+    ``nccl_communicator_config_path``); without it all groups have the same. The default group stays alone:
+    torch uses it behind Megatron's back (barriers, object collectives).
     """
     options = options or {}
     folded: dict[tuple[object, ...], list[Group]] = {}

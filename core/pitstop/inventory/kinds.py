@@ -1,7 +1,8 @@
 """The kinds of process groups that Megatron-core makes, in the order in which it makes them.
 
-Source: ``initialize_model_parallel`` in ``megatron/core/parallel_state.py``, releases 0.16 and 0.19. The names are
-Megatron's ``group_desc``; the configuration names are the keys of the file at ``nccl_communicator_config_path``.
+Source: ``initialize_model_parallel`` in ``megatron/core/parallel_state.py``, releases 0.16 and 0.19. The
+names are Megatron's ``group_desc``; the configuration names are the keys of the file at
+``nccl_communicator_config_path``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class GroupKind:
 
 
 def group_kinds(topology: Topology) -> tuple[GroupKind, ...]:
-    """All kinds of groups of a topology, in the order of creation; the default group (WORLD) is not one of them."""
+    """All kinds of groups of a topology, in the order of creation, the default group apart."""
     return tuple(_kinds(topology))
 
 
@@ -116,7 +117,7 @@ def _expert_data_parallel(t: Topology, gloo: bool) -> Iterator[GroupKind]:
 
 
 def _instance(t: Topology) -> Members:
-    """Ranks of one distributed-optimizer instance: consecutive tp-ep-pp groups joined; all ranks under gtp."""
+    """Ranks of one distributed-optimizer instance: tp-ep-pp groups joined; all ranks under gtp."""
     if max(t.gtp, t.egtp) > 1:
         return members(Grid.EXPERT, "dp", Form.WORLD)
     return members(Grid.EXPERT, "tp-ep-pp", Form.JOINED, t.expert_dp // t.dist_opt_instances)

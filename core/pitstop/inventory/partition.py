@@ -1,8 +1,8 @@
 """The rank sets of all groups of one kind, as one integer matrix: a row per group, in Megatron's order.
 
-Megatron numbers ranks in mixed radix: ``rank = sum(coordinate[axis] * stride[axis])``, the first axis of ``order``
-being the fastest. Laid out as an array with one dimension per axis, the groups over some axes are what is left when
-those axes are moved to the end: no rank needs to be looked at one by one.
+Megatron numbers ranks in mixed radix: ``rank = sum(coordinate[axis] * stride[axis])``, the first axis of
+``order`` being the fastest. Laid out as an array with one dimension per axis, the groups over some axes are
+what is left when those axes are moved to the end: no rank needs to be looked at one by one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Grid(Enum):
 class Form(Enum):
     """What becomes of the groups over the axes.
 
-    PLAIN: as they are. CHUNKS: each cut into ``parts`` consecutive pieces. STRIDED: each dealt out so that one piece
-    takes one member of every such chunk. ENDS: first and last member. FIRST: first member. JOINED: ``parts``
-    consecutive groups made one. WORLD: all ranks.
+    PLAIN: as they are. CHUNKS: each cut into ``parts`` consecutive pieces. STRIDED: each dealt out so that
+    one piece takes one member of every such chunk. ENDS: first and last member. FIRST: first member. JOINED:
+    ``parts`` consecutive groups made one. WORLD: all ranks.
     """
 
     PLAIN = "plain"
@@ -61,6 +61,9 @@ def members(
     return Members(grid, frozenset(axes.split("-")), form, parts, default_order)
 
 
+PIPELINE = members(Grid.DENSE, "pp")
+
+
 def axis_sizes(topology: Topology, grid: Grid, order: str) -> dict[str, int]:
     """Size of each axis, fastest first; axes that the order leaves out come last (they have size 1)."""
     t = topology
@@ -71,8 +74,9 @@ def axis_sizes(topology: Topology, grid: Grid, order: str) -> dict[str, int]:
         sizes = {"tp": t.expert_tp, "pp": t.pp, "dp": t.expert_dp, "ep": t.ep, "cp": 1, GTP: t.egtp}
         anchor = "ep"
     tokens = order.split("-")
-    # 0.19 puts gtp right after tp on the dense grid and right after ep on the expert grid. Where the anchor is left
-    # out of the order it has size 1, and so the place makes no difference unless gtp is in use: then it follows tp.
+    # 0.19 puts gtp right after tp on the dense grid and right after ep on the expert grid. Where the anchor
+    # is left out of the order it has size 1, and so the place makes no difference unless gtp is in use: then
+    # it follows tp.
     after = anchor if anchor in tokens else "tp"
     tokens.insert(tokens.index(after) + 1 if after in tokens else 0, GTP)
     tokens += [name for name in sizes if name not in tokens]
@@ -80,7 +84,7 @@ def axis_sizes(topology: Topology, grid: Grid, order: str) -> dict[str, int]:
 
 
 def groups_matrix(topology: Topology, recipe: Members) -> Ranks:
-    """Rank sets of all groups of one kind: shape (number of groups, ranks per group), int64, in Megatron's order."""
+    """All groups of one kind in Megatron's order: shape (groups, ranks per group), int64."""
     if recipe.form is Form.WORLD:
         return np.arange(topology.world_size, dtype=np.int64)[None, :]
     sizes = axis_sizes(topology, recipe.grid, DEFAULT_ORDER if recipe.default_order else topology.order)

@@ -1,8 +1,8 @@
 """Where ranks sit, and how many nodes and GPUs a group of them touches.
 
-Rank ``r`` is on node ``r // ranks_per_node``. Inside a node its GPU is ``local_rank % gpus_per_node``: ranks that
-share a GPU are dealt out round robin, so that rank 0 and rank ``gpus_per_node`` share the first GPU. The bundled
-measurements with several ranks per GPU were placed in this way.
+Rank ``r`` is on node ``r // ranks_per_node``. Inside a node its GPU is ``local_rank % gpus_per_node``: ranks
+that share a GPU are dealt out round robin, so that rank 0 and rank ``gpus_per_node`` share the first GPU.
+The bundled measurements with several ranks per GPU were placed in this way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def node_of(ranks: IntArray, hardware: Hardware) -> IntArray:
 def gpu_of(ranks: IntArray, hardware: Hardware) -> IntArray:
     """GPU of each rank, numbered across all nodes; any shape."""
     nodes, local = np.divmod(ranks, hardware.ranks_per_node)
-    return nodes * hardware.gpus_per_node + local % hardware.gpus_per_node
+    gpus: IntArray = nodes * hardware.gpus_per_node + local % hardware.gpus_per_node
+    return gpus
 
 
 def spans_of(groups: IntArray, hardware: Hardware) -> tuple[IntArray, IntArray]:
@@ -59,10 +60,11 @@ def span_of(ranks: Sequence[int], hardware: Hardware) -> Span:
 
 
 def _distinct(values: IntArray) -> IntArray:
-    """Distinct values in each row; rows are sorted first unless they are already (nodes of ascending ranks are)."""
+    """Distinct values in each row; rows are sorted only if they are not yet (nodes usually are)."""
     if values.shape[1] == 1:
         return np.ones(values.shape[0], dtype=np.int64)
     steps = np.diff(values, axis=1)
     if (steps < 0).any():
         steps = np.diff(np.sort(values, axis=1), axis=1)
-    return np.count_nonzero(steps, axis=1).astype(np.int64) + 1
+    distinct: IntArray = np.count_nonzero(steps, axis=1).astype(np.int64) + 1
+    return distinct

@@ -90,8 +90,8 @@ def _merged(same: list[CommunicatorSite]) -> CommunicatorSite:
 class RankClass:
     """Ranks with the same costs: ``count`` of them, the lowest of which is the ``representative``.
 
-    ``sites`` has one entry per group of the representative, in Megatron's order, gloo groups and groups of one rank
-    included; ``world`` is the default group.
+    ``sites`` has one entry per group of the representative, in Megatron's order, gloo groups and groups of
+    one rank included; ``world`` is the default group.
     """
 
     representative: int
@@ -104,7 +104,8 @@ class RankClass:
         """Communicators worth managing, the default group excluded.
 
         Args:
-            use: only those that a training step or an export uses (lazy creation); None: all (eager creation).
+            use: only those that a training step or an export uses (lazy creation); None: all (eager
+                creation).
             share: groups with equal rank sets share one communicator.
         """
         chosen = tuple(s for s in self.sites if s.is_managed and (use is None or use in s.uses))

@@ -1,4 +1,4 @@
-"""Pipeline stages as far as they decide costs: how many layers of which sort, and whether embeddings are there."""
+"""Pipeline stages as far as they decide costs: layers of each sort, and embeddings or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stage:
 
 
 def stages_of(scenario: Scenario) -> tuple[Stage, ...]:
-    """The pipeline stages of a scenario, in order; leading dense layers of an MoE model are counted where they fall."""
+    """The pipeline stages in order; leading dense layers of an MoE model are counted where they fall."""
     split = scenario.layout.stage_layers(scenario.model.num_layers)
     moe = scenario.model.moe
     leading = scenario.model.num_layers if moe is None else moe.first_dense_layers

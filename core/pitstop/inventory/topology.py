@@ -1,4 +1,4 @@
-"""The sizes and options that decide which process groups Megatron-core makes, checked as Megatron checks them."""
+"""The sizes and options that decide which groups Megatron-core makes, checked as it checks them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ GTP = "gtp_remat"
 class Topology:
     """Arguments of ``initialize_model_parallel`` that decide groups, plus the world size.
 
-    ``etp`` None means Megatron's default (tp). ``all_gather_group`` is ``create_all_gather_group`` up to 0.17 and a
-    later call of ``create_all_gather_groups`` from 0.18 on. ``gtp`` and ``egtp`` (generalized tensor parallelism)
-    exist from 0.19 on. Hierarchical and hybrid context parallelism are not covered.
+    ``etp`` None means Megatron's default (tp). ``all_gather_group`` is ``create_all_gather_group`` up to
+    0.17 and a later call of ``create_all_gather_groups`` from 0.18 on. ``gtp`` and ``egtp`` (generalized
+    tensor parallelism) exist from 0.19 on. Hierarchical and hybrid context parallelism are not covered.
 
     Raises:
         InvalidScenarioError: Megatron would refuse these sizes.
@@ -77,7 +77,8 @@ class Topology:
             if size > 1 and name not in tokens:
                 _refuse("order", self.order, f"leaves out {name}, whose size is {size}", f"Add {name}.")
         if self.rules.has_gtp and "tp" not in tokens:
-            # 0.19 looks for "tp" by substring and finds it in "gtp_remat", so that it never adds the missing axis.
+            # 0.19 looks for "tp" by substring and finds it in "gtp_remat", so that it never adds the missing
+            # axis.
             _refuse("order", self.order, "leaves out tp, which megatron-core 0.19 cannot handle", "Add tp.")
         if not self.order.endswith("pp") and self.pp > 1 and self.expert_dp != self.dp:
             _refuse(
@@ -104,7 +105,7 @@ class Topology:
 
     @classmethod
     def of(cls, scenario: Scenario, megatron: str | None = None) -> Topology:
-        """Topology of a scenario; ``megatron`` overrides the scenario's own version (unknown: the rules of 0.16).
+        """Topology of a scenario; ``megatron`` overrides its version (neither given: the rules of 0.16).
 
         Raises:
             InvalidScenarioError: Megatron would refuse the layout, or the version is unusable.

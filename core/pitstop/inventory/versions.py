@@ -1,8 +1,9 @@
 """Which rules of group creation a Megatron-core version follows.
 
-Read from ``megatron/core/parallel_state.py`` of the releases named below; the tests compare 0.16.1 and 0.19.2 group
-for group with the real library. 0.13 to 0.17 make the same groups. 0.18 moved the extra all-gather groups out of
-``initialize_model_parallel``; 0.19 added generalized tensor parallelism (``gtp_remat``) and three groups with it.
+Read from ``megatron/core/parallel_state.py`` of the releases named below; the tests compare 0.16.1 and
+0.19.2 group for group with the real library. 0.13 to 0.17 make the same groups. 0.18 moved the extra
+all-gather groups out of ``initialize_model_parallel``; 0.19 added generalized tensor parallelism
+(``gtp_remat``) and three groups with it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _VERSION = re.compile(r"^v?(\d+)\.(\d+)(?:[.\-+a-z].*)?$", re.IGNORECASE)
 class MegatronRules:
     """How one range of Megatron-core versions makes its groups.
 
-    ``version`` names the rules by their first release that is tested; ``note`` is set if the version asked for is
-    not one that these rules were read from, and says which rules stand in for it.
+    ``version`` names the rules by their first release that is tested; ``note`` is set if the version asked
+    for is not one that these rules were read from, and says which rules stand in for it.
     """
 
     version: str
@@ -37,7 +38,8 @@ def megatron_rules(version: str | None) -> MegatronRules:
     """Rules for a ``megatron-core`` version; ``None`` means the default, 0.16.
 
     Raises:
-        InvalidScenarioError: not a version, or older than 0.10 (whose groups differ too much to stand in for).
+        InvalidScenarioError: not a version, or older than 0.10 (whose groups differ too much to stand in
+            for).
     """
     if version is None:
         return MegatronRules("0.16", has_gtp=False, late_all_gather=False)

@@ -1,0 +1,1 @@
+"""The service: runs in, predictions out, over REST."""
