@@ -136,7 +136,7 @@ def switches(name: str) -> Iterator[Row]:
             "kind": "measured", "use": "holdout", "run": run, "step": r["cycle"], "warmup": r["cycle"] == "0",
             "gpu": "h200", "ranks_per_gpu": r["ranks_per_gpu"], "world_size": r["world"], "layout": f"tp{r['tp']}",
             "nccl": "2.30.7", "plan": plan, "payload_bytes": 8 * GIB, "max_ctas": r.get("export_cap", ""),
-            "communicators": r.get("communicators") or r["training_communicators"], "config": overlap if released else "",
+            "communicators": r.get("communicators") or r["training_communicators"], "config": overlap if released else "",  # noqa: E501
         }  # fmt: skip
         yield {**common, "quantity": "switch", "value": r["switch_s"], "unit": "s"}
         for column in r:

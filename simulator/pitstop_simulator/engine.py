@@ -132,36 +132,40 @@ def simulate(
             run.cooldown_until = env.now + cooldown_s
         run.apply(operation)
 
-    def phase(run: _ClassRun, operations: list[Operation]) -> Process:
-        beside: list[simpy.Process] = []
-        for operation in operations:
-            if operation.is_idle(draw):
-                continue
-            start = env.now
-            if operation.background:
-                beside.append(env.process(perform(run, operation)))
-                continue
-            yield from perform(run, operation)
-            if operation.joins and len(runs) > 1:
+    def switch(run: _ClassRun) -> Process:
+        for name in Phase:
+            started = env.now
+            beside: list[simpy.Process] = []
+            for operation in run.schedule.phases[name]:
+                if operation.is_idle(draw):
+                    continue
+                start = env.now
+                if operation.background:
+                    beside.append(env.process(perform(run, operation)))
+                    continue
+                yield from perform(run, operation)
+                if operation.joins and len(runs) > 1:
+                    yield barrier.wait()
+                run.busy[operation.component] = run.busy.get(operation.component, 0.0) + env.now - start
+            if beside:
+                start = env.now
+                yield simpy.AllOf(env, beside)
+                release = Component.GROUP_RELEASE
+                run.busy[release] = run.busy.get(release, 0.0) + env.now - start
+            if len(runs) > 1:
                 yield barrier.wait()
-            run.busy[operation.component] = run.busy.get(operation.component, 0.0) + env.now - start
-        if beside:
-            start = env.now
-            yield simpy.AllOf(env, beside)
-            run.busy[Component.GROUP_RELEASE] = run.busy.get(Component.GROUP_RELEASE, 0.0) + env.now - start
-        if len(runs) > 1:
-            yield barrier.wait()
+            # All classes leave the barrier at the same time, so each of them would note the same seconds.
+            result.phase_s[name] = env.now - started
+            held = run.timeline[-1].total_bytes
+            if name is Phase.SLEEP:
+                result.held_at_sync_bytes = max(result.held_at_sync_bytes, held)
+            elif name is Phase.UPDATE_WEIGHTS:
+                result.held_in_rollout_bytes = max(result.held_in_rollout_bytes, held)
+                yield env.timeout(rollout_s)
 
-    for name in Phase:
-        started = env.now
-        ends = [env.process(phase(run, run.schedule.phases[name])) for run in runs]
-        env.run(until=simpy.AllOf(env, ends))
-        result.phase_s[name] = env.now - started
-        if name is Phase.SLEEP:
-            result.held_at_sync_bytes = max(run.timeline[-1].total_bytes for run in runs)
-        elif name is Phase.UPDATE_WEIGHTS:
-            result.held_in_rollout_bytes = max(run.timeline[-1].total_bytes for run in runs)
-            env.run(until=env.now + rollout_s)
+    for run in runs:
+        env.process(switch(run))
+    env.run()
     busiest = max(runs, key=lambda run: run.work_s)
     result.component_s = _accounted(busiest, result)
     result.timeline = max(runs, key=lambda run: max(m.total_bytes for m in run.timeline)).timeline

@@ -55,15 +55,7 @@ def prediction(console: Console, result: Prediction, budget: bool) -> None:
         recommended = plan.plan == result.recommended.plan
         refused = plan.support.verdict is Verdict.REFUSED
         style = "bold green" if recommended else "dim" if refused or not plan.within_budget else ""
-        mark = (
-            " <"
-            if recommended
-            else " (over budget)"
-            if not plan.within_budget
-            else " (refused)"
-            if refused
-            else ""
-        )
+        mark = "* " if recommended else "! " if refused or not plan.within_budget else "  "
         phases = [_short(plan.phases[p].mean) for p in Phase]
         table.add_row(
             mark + plan.plan, seconds(plan.switch_s), seconds(plan.gain_s), *phases, _short(plan.first_step_s.mean),

@@ -9,7 +9,7 @@ as seen by that rank (no gloo groups: they need peers).
 
 Input: the arguments of ``initialize_model_parallel`` by their own names, plus ``world_size``, and
 ``all_gather_groups`` for a call of ``create_all_gather_groups`` afterwards.
-Output: ``{"version": ..., "groups": [[description, backend, [ranks]], ...]}`` or ``{"refused": message}``.
+Output: ``{"version": ..., "groups": [[description, backend, configuration, [ranks]], ...]}`` or ``{"refused": message}``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ stand_in_for_triton_kernels()
 import torch.distributed as dist  # noqa: E402
 from megatron.core import __version__, parallel_state  # noqa: E402
 
-Recorded = list[tuple[str, str, list[int]]]
+Recorded = list[tuple[str, str, str | None, list[int]]]
 
 
 @dataclass
@@ -57,11 +57,19 @@ class Recorder:
         dist.get_rank = lambda *_: 0
         dist.get_world_size = lambda *_: self.world_size
         dist.is_initialized = lambda: True
+        # The options of a communicator become the name of their entry in the configuration file.
+        parallel_state.get_nccl_options = lambda name, _configurations: name
 
     def new_group(
-        self, ranks: list[int], backend: str | None = None, group_desc: str = "", **_: object
+        self,
+        ranks: list[int],
+        backend: str | None = None,
+        group_desc: str = "",
+        pg_options: str | None = None,
+        **_: object,
     ) -> Stub:
-        self.calls.append((group_desc, backend or "nccl", list(ranks)))
+        configuration = None if backend == "gloo" else pg_options
+        self.calls.append((group_desc, backend or "nccl", configuration, list(ranks)))
         return Stub(list(ranks))
 
     def record(self, arguments: dict[str, Any]) -> Recorded:
@@ -95,7 +103,7 @@ def record_real(arguments: dict[str, Any], rank: int) -> Recorded:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=arguments.pop("world_size"))
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False, **arguments)
     groups = list(dist.distributed_c10d._world.pg_names)[1:]  # the first is the default group
-    return [(group.group_desc, "nccl", dist.get_process_group_ranks(group)) for group in groups]
+    return [(group.group_desc, "nccl", None, dist.get_process_group_ranks(group)) for group in groups]
 
 
 def main() -> None:
