@@ -10,7 +10,7 @@ VENV := .venv
 VENV_TEST := .venv-test
 VENV_TEST312 := .venv-test312
 MEGATRON_019 := $(VENV_TEST)/megatron-0.19.2
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := -m pip install --quiet --quiet --disable-pip-version-check
 # Torch is pinned exactly: the tests compare with what one version of it does.
 TORCH := torch==2.13.0
 MEGATRON := megatron-core==0.16.1

@@ -119,8 +119,9 @@ def show_value(value: Any) -> str:
 
 def use_one_of(value: object, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the known ones, the most similar first."""
-    names = list(known)
-    near = difflib.get_close_matches(str(value).lower(), names, n=1)
+    names, wanted = list(known), str(value).lower()
+    near = [name for name in names if wanted and name.startswith(wanted)]
+    near = near or difflib.get_close_matches(wanted, names, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     return f"{hint}Use one of: {', '.join(names)}."
 

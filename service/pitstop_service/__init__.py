@@ -1,1 +1,1 @@
-"""The service: runs in, predictions out, over REST."""
+"""Pitstop's service: predictions and measured runs over HTTP, kept in SQLite or PostgreSQL."""

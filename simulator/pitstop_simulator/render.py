@@ -13,6 +13,10 @@ from .evidence import Evidence, Row
 from .validation import Validation
 
 
+WIDE_COLUMNS = 112
+"""Columns from which the table of plans shows everything."""
+
+
 def seconds(value: Interval) -> str:
     """`9.74 s (8.11 to 11.6)`."""
     return f"{_short(value.mean)} ({_short(value.lo)} to {_short(value.hi)})"
@@ -27,7 +31,7 @@ def _short(value: float) -> str:
 def gibibytes(value: Interval) -> str:
     """Mean in GiB, with the half-width where it would show."""
     half = (value.hi - value.lo) / 2 / GIB
-    return f"{value.mean / GIB:.2f}" + (f" ± {half:.2f}" if half >= 0.005 else "")
+    return f"{value.mean / GIB:.1f}" + (f" ± {half:.1f}" if half >= 0.05 else "")
 
 
 def prediction(console: Console, result: Prediction, budget: bool) -> None:
@@ -37,37 +41,14 @@ def prediction(console: Console, result: Prediction, budget: bool) -> None:
                   f"{result.calibration.rows_used} evidence rows" + (
                       f" + {result.calibration.site_rows_used} of your own" if result.calibration.site_rows_used else ""
                   ) + f", seed {result.seed}[/dim]")  # fmt: skip
-    table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
-    table.add_column("plan", no_wrap=True)
-    for name in (
-        "switch s",
-        "gain s",
-        "sleep",
-        "update",
-        "wake up",
-        "next",
-        "held at sync",
-        "in rollout",
-        "host",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    for plan in result.plans:
-        recommended = plan.plan == result.recommended.plan
-        refused = plan.support.verdict is Verdict.REFUSED
-        style = "bold green" if recommended else "dim" if refused or not plan.within_budget else ""
-        mark = "* " if recommended else "! " if refused or not plan.within_budget else "  "
-        phases = [_short(plan.phases[p].mean) for p in Phase]
-        table.add_row(
-            mark + plan.plan, seconds(plan.switch_s), seconds(plan.gain_s), *phases, _short(plan.first_step_s.mean),
-            gibibytes(plan.held_at_sync_bytes), gibibytes(plan.held_in_rollout_bytes),
-            f"{plan.host_pinned_bytes.mean / GIB:.0f}", style=style,
-        )  # fmt: skip
-    console.print(table)
+    console.print(_plans_table(result, wide=console.width >= WIDE_COLUMNS))
     level = f"{result.plans[0].switch_s.level:.0%}"
+    held = "at sync, rollout: GiB per GPU that the trainer holds then. host: GiB of pinned memory kept per node."
+    if console.width < WIDE_COLUMNS:
+        held = "held: most GiB per GPU that the trainer holds while paused."
     console.print(
-        f"[dim]* recommended   ! refused or over budget\n"
-        f"Seconds as mean ({level} interval). next: communicators that lazy groups create in the next training step.\n"
-        "held: GiB per GPU that the trainer holds at weight sync and in the rollout. host: GiB pinned per node.[/dim]"
+        f"[dim]* recommended   ! refused or over budget\nSeconds as mean ({level} interval). next: communicators created "
+        f"inside the next training step.\n{held}[/dim]"
     )
     console.print(f"[bold]Support:[/bold] {result.support.verdict.value}")
     for reason in result.support.reasons:
@@ -82,6 +63,31 @@ def prediction(console: Console, result: Prediction, budget: bool) -> None:
         console.print(f"  [dim]note: {note}[/dim]", highlight=False)
     if budget and result.budget_bytes:
         console.print(f"[dim]Budget: {result.budget_bytes / GIB:.2f} GiB per GPU[/dim]")
+
+
+def _plans_table(result: Prediction, *, wide: bool) -> Table:
+    """All plans side by side; phases, next step and host memory only where there is room for them."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("plan", no_wrap=True)
+    extra = ("sleep", "update", "wake", "next") if wide else ()
+    held = ("at sync", "rollout", "host") if wide else ("held",)
+    for name in ("switch s", "gain s", *extra, *held):
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan in result.plans:
+        recommended = plan.plan == result.recommended.plan
+        refused = plan.support.verdict is Verdict.REFUSED
+        style = "bold green" if recommended else "dim" if refused or not plan.within_budget else ""
+        mark = "* " if recommended else "! " if refused or not plan.within_budget else "  "
+        cells = [mark + plan.plan, seconds(plan.switch_s), seconds(plan.gain_s)]
+        if wide:
+            cells += [_short(plan.phases[p].mean) for p in Phase] + [_short(plan.first_step_s.mean)]
+        at_sync, rollout = plan.held_at_sync_bytes, plan.held_in_rollout_bytes
+        if wide:
+            cells += [gibibytes(at_sync), gibibytes(rollout), f"{plan.host_pinned_bytes.mean / GIB:.0f}"]
+        else:
+            cells.append(gibibytes(max(at_sync, rollout, key=lambda held: held.mean)))
+        table.add_row(*cells, style=style)
+    return table
 
 
 def evidence_list(console: Console, evidence: Evidence) -> None:

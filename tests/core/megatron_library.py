@@ -56,7 +56,9 @@ class Library:
 
 def _installed() -> Any:
     if find_spec("torch") is None or find_spec("megatron") is None:
-        return pytest.param(None, id="installed", marks=pytest.mark.skip("torch and megatron-core are not installed"))
+        return pytest.param(
+            None, id="installed", marks=pytest.mark.skip("torch and megatron-core are not installed")
+        )
     version = next(iter(distributions(name="megatron-core"))).version
     return pytest.param(Library(version), id=version)
 
@@ -64,7 +66,9 @@ def _installed() -> Any:
 def _unpacked() -> Any:
     directory = os.environ.get("PITSTOP_MEGATRON_019")
     if not directory or find_spec("torch") is None:
-        skip = pytest.mark.skip("PITSTOP_MEGATRON_019 names no directory with megatron-core 0.19 (see make test)")
+        skip = pytest.mark.skip(
+            "PITSTOP_MEGATRON_019 names no directory with megatron-core 0.19 (see make test)"
+        )
         return pytest.param(None, id="0.19", marks=skip)
     version = next(iter(distributions(name="megatron-core", path=[directory]))).version
     return pytest.param(Library(version, directory), id=version)

@@ -106,7 +106,11 @@ def test_groups_equal_the_librarys(library: Library) -> None:
         if topology is None:
             continue
         for rank in rng.sample(range(topology.world_size), min(RANKS_COMPARED, topology.world_size)):
-            theirs = [(name, backend, config, tuple(r)) for name, backend, config, r in answer["groups"] if rank in r]
+            theirs = [
+                (name, backend, config, tuple(r))
+                for name, backend, config, r in answer["groups"]
+                if rank in r
+            ]
             ours = [(g.name, g.backend, g.config_name, g.ranks) for g in groups_of_rank(topology, rank)]
             assert ours == theirs, (asdict(topology), rank)
 

@@ -9,7 +9,8 @@ as seen by that rank (no gloo groups: they need peers).
 
 Input: the arguments of ``initialize_model_parallel`` by their own names, plus ``world_size``, and
 ``all_gather_groups`` for a call of ``create_all_gather_groups`` afterwards.
-Output: ``{"version": ..., "groups": [[description, backend, configuration, [ranks]], ...]}`` or ``{"refused": message}``.
+Output: ``{"version": ..., "groups": [[description, backend, configuration, [ranks]], ...]}``, or
+``{"refused": message}``.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class Recorder:
         **_: object,
     ) -> Stub:
         configuration = None if backend == "gloo" else pg_options
-        self.calls.append((group_desc, backend or "nccl", configuration, list(ranks)))
-        return Stub(list(ranks))
+        members = sorted(ranks)  # as torch does
+        self.calls.append((group_desc, backend or "nccl", configuration, members))
+        return Stub(members)
 
     def record(self, arguments: dict[str, Any]) -> Recorded:
         """Groups made for one topology, in order."""

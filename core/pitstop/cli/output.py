@@ -103,8 +103,9 @@ def _quantity(value: Interval | float, unit: float, name: str) -> str:
     mean, lo, hi = value.mean / unit, value.lo / unit, value.hi / unit
     if hi <= lo:
         return f"{_number(mean, _decimals(mean))} {name}"
-    decimals = _decimals((hi - lo) * 10) if hi - lo < 1 else 1 if hi < 100 else 0
-    finer = min(decimals + 1, _MAX_DECIMALS)
+    width = hi - lo
+    decimals = 0 if hi >= 100 and width >= 5 else 1 if width >= 0.5 else 2 if width >= 0.05 else _MAX_DECIMALS
+    finer = max(decimals, min(decimals + 1, 2))
     return f"{_number(mean, finer)} {name} [{_number(lo, decimals)}, {_number(hi, decimals)}]"
 
 

@@ -25,8 +25,8 @@ class Group:
     """One process group of one rank.
 
     ``name`` is Megatron's ``group_desc``, ``config_name`` its key in ``nccl_communicator_config_path`` (None
-    if it has none), ``ranks`` the global ranks in the group's own order. ``hot`` marks the groups that carry
-    the bulk of forward, backward or gradient exchange.
+    if it has none), ``ranks`` the global ranks, ascending, as torch sorts them. ``hot`` marks the groups that
+    carry the bulk of forward, backward or gradient exchange.
     """
 
     name: str
@@ -137,7 +137,7 @@ def world_group(source: Scenario | Topology) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class SharedCommunicator:
-    """Groups with equal ranks (order included), backend and options, carried by one communicator.
+    """Groups with equal ranks, backend and options, carried by one communicator.
 
     Used whenever one of its groups is used, and hot if one of them is.
     """

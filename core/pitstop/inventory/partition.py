@@ -84,7 +84,7 @@ def axis_sizes(topology: Topology, grid: Grid, order: str) -> dict[str, int]:
 
 
 def groups_matrix(topology: Topology, recipe: Members) -> Ranks:
-    """All groups of one kind in Megatron's order: shape (groups, ranks per group), int64."""
+    """All groups of one kind in Megatron's order, ranks ascending: shape (groups, ranks per group), int64."""
     if recipe.form is Form.WORLD:
         return np.arange(topology.world_size, dtype=np.int64)[None, :]
     sizes = axis_sizes(topology, recipe.grid, DEFAULT_ORDER if recipe.default_order else topology.order)
@@ -109,6 +109,7 @@ def _shaped(plain: Ranks, recipe: Members) -> Ranks:
         case Form.FIRST:
             return plain[:, :1]
         case Form.JOINED:
-            return plain.reshape(count // recipe.parts, size * recipe.parts)
+            # Megatron lists these ranks group by group; torch sorts the ranks of every group that it makes.
+            return np.sort(plain.reshape(count // recipe.parts, size * recipe.parts), axis=1)
         case _:
             return plain

@@ -64,7 +64,7 @@ class CommunicatorSite:
 
 
 def fold_sites(sites: tuple[CommunicatorSite, ...]) -> tuple[CommunicatorSite, ...]:
-    """Sites with equal ranks (order included) and backend as one site each; the default group stays alone."""
+    """Sites with equal ranks and backend as one site each; the default group stays alone."""
     folded: dict[tuple[object, ...], list[CommunicatorSite]] = {}
     for site in sites:
         folded.setdefault((site.backend, site.ranks, site.is_world), []).append(site)

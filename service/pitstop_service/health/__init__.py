@@ -1,0 +1,1 @@
+"""Health: is the process alive, and can it serve?"""

@@ -1,0 +1,1 @@
+"""Predictions: ask for one, look one up."""

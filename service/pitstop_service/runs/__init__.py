@@ -1,0 +1,1 @@
+"""Measured runs and their steps."""

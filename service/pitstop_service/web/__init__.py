@@ -1,0 +1,1 @@
+"""What all endpoints share: problem documents, strict JSON, the body limit, the OpenAPI document."""
