@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pitstop.errors import InvalidInputError, MissingExtraError
+from pitstop.errors import FieldProblem, InvalidInputError, MissingExtraError, PitstopError, show_value
 
 _DatabaseUrl = Annotated[
     str,
@@ -22,7 +22,6 @@ _DatabaseUrl = Annotated[
 ]
 # The same as settings.DEFAULT_DATABASE_URL, which cannot be imported without pydantic-settings.
 _DEFAULT_URL = "sqlite:///pitstop.sqlite3"
-_REFUSED = 2
 
 
 def register(app: typer.Typer) -> None:
@@ -50,14 +49,16 @@ def serve_command(
     """Serve predictions and runs over HTTP (see /docs once it runs)."""
     if not _is_loopback(host) and not insecure_allow_remote:
         _refuse(
-            f"refusing to listen on {host}: this version has no authentication. Listen on 127.0.0.1, or give "
-            "--insecure-allow-remote where only trusted machines can reach the port."
+            "--host",
+            show_value(host),
+            "this version has no authentication, and this is not a loopback address",
+            "Listen on 127.0.0.1, or give --insecure-allow-remote where only trusted machines can reach the port.",
         )
     with _service():
         import uvicorn  # noqa: PLC0415 - see the module's docstring
 
         from .app import create_app  # noqa: PLC0415
-        from .database.engine import build_engine  # noqa: PLC0415
+        from .database.engine import build_engine, parse_url  # noqa: PLC0415
         from .database.migrations import schema_state, upgrade  # noqa: PLC0415
         from .settings import Settings  # noqa: PLC0415
 
@@ -68,7 +69,12 @@ def serve_command(
             state = schema_state(engine)
             engine.dispose()
         if not state.at_head:
-            _refuse(f"{state.remedy} Or start with `pitstop serve --migrate`.")
+            _refuse(
+                "--database-url",
+                show_value(parse_url(database_url).render_as_string(hide_password=True)),
+                f"the database schema is at {state.current or 'nothing'}, needed is {state.head}",
+                "Run `pitstop db upgrade` on it, or start with `pitstop serve --migrate`.",
+            )
         app = create_app(Settings(database_url=database_url))
     uvicorn.run(
         app,
@@ -127,9 +133,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(_REFUSED)
+def _refuse(field: str, value: str, problem: str, remedy: str) -> NoReturn:
+    raise InvalidInputError("refusing to serve", [FieldProblem(field, value, problem, remedy)])
 
 
 @contextmanager
@@ -146,11 +151,11 @@ def _service() -> Iterator[None]:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'pitstop[service]'") from None
     try:
         yield
-    except InvalidInputError as error:
-        _refuse(str(error))
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        _refuse(f"the database cannot be used: {cause}. Check --database-url and that the database runs.")
+        raise PitstopError(
+            f"the database cannot be used: {cause}. Check --database-url and that the database runs."
+        ) from None
 
 
 def _log_config(default: dict[str, Any]) -> dict[str, Any]:

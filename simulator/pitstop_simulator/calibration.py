@@ -25,6 +25,7 @@ WAITS = 64
 """Distinct waits of a switch that are drawn; a rank releases fewer communicators than half of that."""
 
 _FEW_STEPS = 8
+_STRATIFIED = 5000
 
 
 class Parameter(StrictModel):
@@ -157,7 +158,9 @@ def _chi_square_mean(uniform: Array, df: int, seed: int) -> Array:
 
 
 def normal_hypercube(rng: np.random.Generator, count: int) -> Array:
-    """Standard normal draws, one from each of ``count`` strata of equal probability, in random order."""
+    """Standard normal draws, one from each of ``count`` strata of equal probability (a plain sample if many)."""
+    if count > _STRATIFIED:  # so many draws need no strata
+        return rng.standard_normal(count)
     uniform = (rng.permutation(count) + rng.random(count)) / count
     return inverse_normal(uniform)
 

@@ -31,7 +31,7 @@ MIN_DRAWS, MAX_DRAWS = 50, 5000
 FUTURE_RUN_STEPS = 8
 """Steady steps that a predicted run is averaged over, where the user gives no log of their own."""
 
-_PRIOR_DRAWS_PER_DRAW = 15
+_PRIOR_DRAWS_PER_DRAW = 100
 
 
 def predict(

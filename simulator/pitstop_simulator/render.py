@@ -12,8 +12,7 @@ from pitstop.units import GIB, MIB
 from .evidence import Evidence, Row
 from .validation import Validation
 
-
-WIDE_COLUMNS = 112
+WIDE_COLUMNS = 116
 """Columns from which the table of plans shows everything."""
 
 
@@ -47,8 +46,8 @@ def prediction(console: Console, result: Prediction, budget: bool) -> None:
     if console.width < WIDE_COLUMNS:
         held = "held: most GiB per GPU that the trainer holds while paused."
     console.print(
-        f"[dim]* recommended   ! refused or over budget\nSeconds as mean ({level} interval). next: communicators created "
-        f"inside the next training step.\n{held}[/dim]"
+        f"[dim]* recommended   ! refused or over budget\n"
+        f"Seconds as mean ({level} interval). next: communicators created inside the next training step.\n{held}[/dim]"
     )
     console.print(f"[bold]Support:[/bold] {result.support.verdict.value}")
     for reason in result.support.reasons:

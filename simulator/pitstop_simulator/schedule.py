@@ -72,6 +72,8 @@ def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Sched
         return sum((getattr(c, what) for c in communicators), zero)
 
     def release(which: list[Communicator], salt: int) -> list[Operation]:
+        if not any(site.is_managed for site in (*costs.cls.sites, costs.cls.world)):
+            return []  # every group has one rank: there is nothing to destroy, so no port to wait for
         seconds = costs.release_s(which, costs.draws.waits(salt * WAITS // 2, len(which) + 1, PROXY_POLL_S))
         background = plan.background_release and salt == 0
         operations = [

@@ -41,7 +41,11 @@ def judge(scenario: Scenario, calibration: Calibration, heaviest: Schedule, *, s
         found.append(
             (Verdict.EXTRAPOLATED, f"no component was measured on {hardware.gpu}, only on {known}{own}")
         )
-    _outside(found, "nodes", hardware.nodes, ranges.nodes)
+    if hardware.nodes > ranges.nodes[1] == 1:
+        # From one node to two, links, buffers and rendezvous change in kind, not in degree.
+        found.append((Verdict.EXTRAPOLATED, f"no communicator across nodes was measured; this scenario has {hardware.nodes}"))
+    else:
+        _outside(found, "nodes", hardware.nodes, ranges.nodes)
     _outside(found, "world size", scenario.world_size, ranges.world_size)
     _outside(found, "ranks per GPU", hardware.ranks_per_gpu, ranges.ranks_per_gpu)
     if heaviest.communicators:

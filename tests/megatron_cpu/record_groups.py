@@ -4,8 +4,8 @@
 rank and world are answered by a recorder, so that one process stands for a world of any size. All ranks make
 the same calls in the same order, so that one recording holds the groups of every rank.
 
-With ``--real RANK``: the first topology only, with ``new_group`` of torch itself over torch's fake backend,
-as seen by that rank (no gloo groups: they need peers).
+With ``--real``: with ``new_group`` of torch itself over torch's fake backend, as seen by one rank, which the input names
+as ``rank`` (no gloo groups: they need peers).
 
 Input: the arguments of ``initialize_model_parallel`` by their own names, plus ``world_size``, and
 ``all_gather_groups`` for a call of ``create_all_gather_groups`` afterwards.
@@ -79,51 +79,45 @@ class Recorder:
         arguments = dict(arguments)
         self.world_size, self.calls = arguments.pop("world_size"), []
         all_gather = arguments.pop("all_gather_groups", False)
-        self._forget()
+        _forget()
         parallel_state.initialize_model_parallel(**arguments)
         if all_gather:
             parallel_state.create_all_gather_groups(for_expert_parallelism=True)
         return self.calls
 
-    @staticmethod
-    def _forget() -> None:
-        """Back to the state after import; ``destroy_model_parallel`` alone forgets some of the groups."""
-        for name, value in _PRISTINE.items():
-            setattr(parallel_state, name, dict(value) if isinstance(value, dict) else value)
+
+_PRISTINE = {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name[1:].isupper()}
 
 
-_PRISTINE = {
-    name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name[1:].isupper()
-}
+def _forget() -> None:
+    """Back to the state after import; ``destroy_model_parallel`` alone forgets some of the groups."""
+    for name, value in _PRISTINE.items():
+        setattr(parallel_state, name, dict(value) if isinstance(value, dict) else value)
 
 
-def record_real(arguments: dict[str, Any], rank: int) -> Recorded:
+def record_real(arguments: dict[str, Any]) -> Recorded:
     """Groups of one rank as torch itself made them over its fake backend, in the order of creation."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     arguments = dict(arguments)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=arguments.pop("world_size"))
+    rank, world_size = arguments.pop("rank"), arguments.pop("world_size")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False, **arguments)
     groups = list(dist.distributed_c10d._world.pg_names)[1:]  # the first is the default group
-    return [(group.group_desc, "nccl", None, dist.get_process_group_ranks(group)) for group in groups]
+    recorded: Recorded = [(group.group_desc, "nccl", None, dist.get_process_group_ranks(group)) for group in groups]
+    dist.destroy_process_group()
+    _forget()
+    return recorded
 
 
 def main() -> None:
     """Answer each line of the standard input with one line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--real", type=int, default=None, metavar="RANK")
-    real: int | None = parser.parse_args().real
-    if real is not None:
-        print(
-            json.dumps(
-                {"version": __version__, "groups": record_real(json.loads(sys.stdin.readline()), real)}
-            )
-        )
-        return
-    recorder = Recorder()
+    parser.add_argument("--real", action="store_true")
+    record = record_real if parser.parse_args().real else Recorder().record
     for line in sys.stdin:
         try:
-            answer: dict[str, Any] = {"version": __version__, "groups": recorder.record(json.loads(line))}
+            answer: dict[str, Any] = {"version": __version__, "groups": record(json.loads(line))}
         except (RuntimeError, AssertionError, ValueError, ZeroDivisionError) as refusal:
             answer = {"version": __version__, "refused": f"{type(refusal).__name__}: {refusal}"[:200]}
         print(json.dumps(answer))

@@ -53,7 +53,7 @@ class TrainOptions:
     experts: int = 0
     dispatcher: str = "alltoall"
     aux_loss: bool = True
-    token_count_loss: bool = False
+    per_token_loss: bool = False
     tied: bool = True
     qk_layernorm: bool = False
     num_layers: int = 4
@@ -172,7 +172,7 @@ class Trainer:
         output = model(tokens, positions, mask, labels=labels)
 
         def loss_function(losses: Tensor) -> tuple[Any, ...]:
-            if self.options.token_count_loss:
+            if self.options.per_token_loss:
                 count = torch.tensor(losses.numel(), dtype=torch.int)
                 return losses.float().sum(), count, {"loss": losses.detach().float().mean()}
             mean = losses.float().mean()
@@ -210,7 +210,7 @@ def _config(o: TrainOptions) -> TransformerConfig:
         expert_model_parallel_size=o.ep,
         expert_tensor_parallel_size=o.tp if o.etp is None else o.etp,
         sequence_parallel=o.sequence_parallel,
-        calculate_per_token_loss=o.token_count_loss,
+        calculate_per_token_loss=o.per_token_loss,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=o.bf16,
