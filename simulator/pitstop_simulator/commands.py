@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -98,12 +99,14 @@ def calibrate_command(
     ] = (_CheckMode.CHECK),
 ) -> None:
     """Fit the cost laws to the bundled evidence again."""
-    from pitstop.errors import PitstopError  # noqa: PLC0415
+    from pitstop.errors import MissingExtraError, PitstopError  # noqa: PLC0415
 
     from .calibrate import calibrate  # noqa: PLC0415
     from .calibration import CALIBRATION_FILE, load_calibration  # noqa: PLC0415
     from .evidence import evidence_dir  # noqa: PLC0415
 
+    if find_spec("scipy") is None:
+        raise MissingExtraError("fitting needs scipy: pip install 'pitstop[calibration]'")
     fresh = calibrate()
     if mode is _CheckMode.WRITE:
         (evidence_dir() / CALIBRATION_FILE).write_text(

@@ -25,7 +25,6 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from megatron_cpu import device, layers, uneven
@@ -162,7 +161,7 @@ class Trainer:
                 "position_ids": torch.arange(o.sequence).repeat(len(tokens), 1),
             }
             if o.cp > 1:
-                batch = get_batch_on_this_cp_rank(batch)
+                batch = {name: _context_part(tensor) for name, tensor in batch.items()}
             yield batch["tokens"], batch["labels"], batch["position_ids"]
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
@@ -179,6 +178,16 @@ class Trainer:
             return mean, {"loss": mean.detach().clone()}
 
         return output, loss_function
+
+
+def _context_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a sequence under context parallelism, shape (batch, sequence): a chunk from either end.
+
+    The same split as Megatron's ``get_batch_on_this_cp_rank``, whose arguments differ between releases.
+    """
+    rank, ranks = parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+    chunks = tensor.chunk(2 * ranks, dim=1)
+    return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]], dim=1)
 
 
 def _config(o: TrainOptions) -> TransformerConfig:

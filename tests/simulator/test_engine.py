@@ -159,7 +159,7 @@ def test_every_plan_conserves_bytes(
     plan: str, changes: dict[str, Any], creation: str, make_scenario: Any, calibration: Calibration
 ) -> None:
     scenario: Scenario = make_scenario(**changes, trainer={"group_creation": creation})
-    draws = Draws(calibration, 8, 3, foreign=False, steps=4)
+    draws = Draws(calibration, 3, 3, foreign=False, steps=4)
     costs = [ClassCosts(scenario, c, draws) for c in rank_classes(scenario)]
     schedules = [build_schedule(c, NAMED_PLANS[plan], SiteFactors.none(draws)) for c in costs]
     # All classes meet at the same number of barriers in each phase, or some would wait for ever.

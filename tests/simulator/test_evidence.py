@@ -113,6 +113,6 @@ def test_a_damaged_row_is_named(column: str, value: str, words: str, tmp_path: P
         writer = csv.DictWriter(file, list(row))
         writer.writeheader()
         writer.writerow({**row, column: value})
-    with pytest.raises(InvalidEvidenceError, match="rows.csv line 2") as caught:
+    with pytest.raises(InvalidEvidenceError, match=r"rows\.csv line 2") as caught:
         load_evidence(tmp_path)
     assert words in str(caught.value)
