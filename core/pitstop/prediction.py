@@ -76,7 +76,9 @@ class PlanPrediction(StrictModel):
     peak_bytes: Interval = Field(description="device bytes per GPU at the trainer's peak during the switch")
     communicators: int = Field(description="live communicators of the busiest rank while training")
     within_budget: bool = True
-    condition: str | None = Field(default=None, description="what must be shown on the machine before the plan may run")
+    condition: str | None = Field(
+        default=None, description="what must be shown on the machine before the plan may run"
+    )
     support: Support
     notes: list[str] = Field(default_factory=list)
     timeline: list[TimelinePoint] = Field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -82,6 +83,23 @@ class Calibration(StrictModel):
         )
         text = json.dumps(unnamed.model_dump(mode="json"), sort_keys=True)
         return unnamed.model_copy(update={"id": "cal-" + hashlib.sha256(text.encode()).hexdigest()[:12]})
+
+    def agrees_with(self, other: Calibration) -> bool:
+        """Same evidence, rows and parameters, up to what another version of the optimiser changes (1e-4 relative)."""
+        if (self.evidence_digest, self.row_ids, self.ranges) != (
+            other.evidence_digest,
+            other.row_ids,
+            other.ranges,
+        ):
+            return False
+        if self.parameters.keys() != other.parameters.keys():
+            return False
+        pairs = ((self.parameters[name], other.parameters[name]) for name in self.parameters)
+        return all(
+            math.isclose(getattr(mine, field), getattr(theirs, field), rel_tol=1e-4, abs_tol=1e-6)
+            for mine, theirs in pairs
+            for field in ("median", "log_se", "log_run", "log_step", "log_hardware")
+        )
 
 
 class Draws:

@@ -112,9 +112,9 @@ def calibrate_command(
         (evidence_dir() / CALIBRATION_FILE).write_text(
             fresh.model_dump_json(indent=1) + "\n", encoding="utf-8"
         )
-    elif (stored := load_calibration()).evidence_digest != fresh.evidence_digest:
+    elif not (stored := load_calibration()).agrees_with(fresh):
         raise PitstopError(
-            f"stored calibration {stored.id} is not of this evidence; run `pitstop calibrate write`"
+            f"stored calibration {stored.id} is not what evidence and laws give; run `pitstop calibrate write`"
         )
     console().print(f"{fresh.id}: {len(fresh.parameters)} parameters from {len(fresh.row_ids)} rows")
 

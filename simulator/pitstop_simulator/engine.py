@@ -163,9 +163,8 @@ def simulate(
                 result.held_in_rollout_bytes = max(result.held_in_rollout_bytes, held)
                 yield env.timeout(rollout_s)
 
-    for run in runs:
-        env.process(switch(run))
-    env.run()
+    done = simpy.AllOf(env, [env.process(switch(run)) for run in runs])
+    env.run(until=done)  # raises if a class waits at a barrier that the others never reach
     busiest = max(runs, key=lambda run: run.work_s)
     result.component_s = _accounted(busiest, result)
     result.timeline = max(runs, key=lambda run: max(m.total_bytes for m in run.timeline)).timeline

@@ -93,7 +93,9 @@ class Evidence:
     def fit(self, quantity: str, **conditions: object) -> list[Row]:
         """Rows that laws may be fitted to; a claim never is."""
         return [
-            r for r in self.select(quantity, steady=True, use=UseOfRow.FIT, **conditions) if r.kind is not Kind.CLAIMED
+            r
+            for r in self.select(quantity, steady=True, use=UseOfRow.FIT, **conditions)
+            if r.kind is not Kind.CLAIMED
         ]
 
 

@@ -52,7 +52,9 @@ def recommend(plans: list[PlanPrediction], budget_bytes: int | None) -> Recommen
         reasons.append(f"keeps {gib(best.host_pinned_bytes.mean):.0f} GiB of pinned host memory per node")
     if best.condition is not None:
         free = min((p for p in fitting if p.condition is None), key=_cost)
-        reasons.append(f"first needs {best.condition}; until then use {free.plan} ({free.switch_s.mean:.1f} s)")
+        reasons.append(
+            f"first needs {best.condition}; until then use {free.plan} ({free.switch_s.mean:.1f} s)"
+        )
     if fastest is not best:
         more = _held(fastest) - _held(best)
         reasons.append(
@@ -62,7 +64,9 @@ def recommend(plans: list[PlanPrediction], budget_bytes: int | None) -> Recommen
     return Recommendation(plan=best.plan, reasons=reasons)
 
 
-def _preferred(fitting: list[PlanPrediction], fastest: PlanPrediction, baseline: PlanPrediction) -> PlanPrediction:
+def _preferred(
+    fitting: list[PlanPrediction], fastest: PlanPrediction, baseline: PlanPrediction
+) -> PlanPrediction:
     neutral = [p for p in fitting if _held(p) - _held(baseline) <= NEUTRAL_BYTES]
     best = min(neutral, key=_cost, default=fastest)
     gain, most = _cost(baseline) - _cost(best), _cost(baseline) - _cost(fastest)

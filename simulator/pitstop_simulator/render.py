@@ -42,7 +42,9 @@ def prediction(console: Console, result: Prediction, budget: bool) -> None:
                   ) + f", seed {result.seed}[/dim]")  # fmt: skip
     console.print(_plans_table(result, wide=console.width >= WIDE_COLUMNS))
     level = f"{result.plans[0].switch_s.level:.0%}"
-    held = "at sync, rollout: GiB per GPU that the trainer holds then. host: GiB of pinned memory kept per node."
+    held = (
+        "at sync, rollout: GiB per GPU that the trainer holds then. host: GiB of pinned memory kept per node."
+    )
     if console.width < WIDE_COLUMNS:
         held = "held: most GiB per GPU that the trainer holds while paused."
     console.print(

@@ -49,7 +49,11 @@ SP = {"sequence_parallel": True}
 CASES = (
     Case("tp2", 2, {"tp": 2}, managed=2),
     Case("tp2-dp2-sharded-sp", 4, {"tp": 2, **SHARDED, **SP}, managed=3),
-    Case("tp2-dp2-sharded-overlap-bf16-gloo", 4, {"tp": 2, **SHARDED, "overlap": True, "bf16": True, "gloo_groups": True}),
+    Case(
+        "tp2-dp2-sharded-overlap-bf16-gloo",
+        4,
+        {"tp": 2, **SHARDED, "overlap": True, "bf16": True, "gloo_groups": True},
+    ),
     Case("tp2-pp2-tied", 4, {"tp": 2, "pp": 2}, managed=4),
     Case("pp2-untied", 2, {"pp": 2, "tied": False}, managed=2),
     Case("pp2-per-token-loss", 4, {"pp": 2, "per_token_loss": True, **SHARDED}),
@@ -62,7 +66,11 @@ CASES = (
     Case("tp2-cp2-ep4", 8, {"tp": 2, "cp": 2, "ep": 4, "experts": 4, **SP, **SHARDED}, managed=8),
     Case("pp2-ep2", 4, {"pp": 2, "ep": 2, "experts": 4}),
     Case("two-instances", 4, {"dist_opt_instances": 2, **SHARDED}),
-    Case("two-instances-ep2", 4, {"dist_opt_instances": 2, "ep": 2, "experts": 4, "per_token_loss": True, **SHARDED}),
+    Case(
+        "two-instances-ep2",
+        4,
+        {"dist_opt_instances": 2, "ep": 2, "experts": 4, "per_token_loss": True, **SHARDED},
+    ),
 )
 Recording = dict[str, Any]
 
@@ -89,7 +97,9 @@ def test_step_uses_these_groups(recorded: tuple[Library, dict[str, list[Recordin
     assert case.managed in (None, len(used))
 
 
-def test_training_learns_and_is_the_same_in_all_releases(recorded: tuple[Library, dict[str, list[Recording]]]) -> None:
+def test_training_learns_and_is_the_same_in_all_releases(
+    recorded: tuple[Library, dict[str, list[Recording]]],
+) -> None:
     """The recordings are of training that works: the loss falls, and all ranks of a stage see the same one."""
     _, recordings = recorded
     for name, ranks in recordings.items():

@@ -4,8 +4,8 @@
 rank and world are answered by a recorder, so that one process stands for a world of any size. All ranks make
 the same calls in the same order, so that one recording holds the groups of every rank.
 
-With ``--real``: with ``new_group`` of torch itself over torch's fake backend, as seen by one rank, which the input names
-as ``rank`` (no gloo groups: they need peers).
+With ``--real``: with ``new_group`` of torch itself over torch's fake backend, as seen by one rank, which the
+input names as ``rank`` (no gloo groups: they need peers).
 
 Input: the arguments of ``initialize_model_parallel`` by their own names, plus ``world_size``, and
 ``all_gather_groups`` for a call of ``create_all_gather_groups`` afterwards.
@@ -86,7 +86,9 @@ class Recorder:
         return self.calls
 
 
-_PRISTINE = {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name[1:].isupper()}
+_PRISTINE = {
+    name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name[1:].isupper()
+}
 
 
 def _forget() -> None:
@@ -104,7 +106,9 @@ def record_real(arguments: dict[str, Any]) -> Recorded:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False, **arguments)
     groups = list(dist.distributed_c10d._world.pg_names)[1:]  # the first is the default group
-    recorded: Recorded = [(group.group_desc, "nccl", None, dist.get_process_group_ranks(group)) for group in groups]
+    recorded: Recorded = [
+        (group.group_desc, "nccl", None, dist.get_process_group_ranks(group)) for group in groups
+    ]
     dist.destroy_process_group()
     _forget()
     return recorded
