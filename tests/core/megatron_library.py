@@ -44,7 +44,9 @@ class Library:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", f"megatron_cpu.{module}", *arguments],
             input="".join(json.dumps(job) + "\n" for job in jobs),
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1"),
+            env=dict(
+                os.environ, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1"
+            ),
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -5,13 +5,13 @@ One process per release trains all layouts, a few ranks each; every rank's recor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from megatron_library import LIBRARIES, Library
 
-from pitstop.inventory import Group, StepOptions, Topology, Use, groups_of_rank
+from pitstop.inventory import StepOptions, Topology, Use, groups_of_rank
 
 pytestmark = pytest.mark.megatron
 
@@ -25,7 +25,6 @@ class Case:
     options: dict[str, Any]
     managed: int | None = None
     """Known number of groups of more than one rank that a step uses on rank 0."""
-    also: dict[str, Any] = field(default_factory=dict)
 
     def topology(self, library: Library) -> Topology:
         names = ("tp", "pp", "cp", "ep", "etp", "order", "dist_opt_instances", "gloo_groups")
@@ -75,46 +74,39 @@ CASES = (
 Recording = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
-def recorded(request: pytest.FixtureRequest) -> tuple[Library, dict[str, list[Recording]]]:
-    """Recordings of all cases, by name, then by rank."""
-    library: Library = request.param
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_use_equals_recordings_of_training(library: Library) -> None:
+    """One test for all cases, so that each release is started and each case is trained only once."""
     jobs = [{"world_size": case.world_size, "options": case.options} for case in CASES]
-    answers = library.run("step_use", jobs)
-    return library, {case.name: answer for case, answer in zip(CASES, answers, strict=True)}
+    differences = []
+    for case, ranks in zip(CASES, library.run("step_use", jobs), strict=True):
+        _check_that_it_trained(case, ranks)
+        for rank, recording in enumerate(ranks):
+            differences += [
+                f"{case.name}, rank {rank}: {text}" for text in _differences(case, library, rank, recording)
+            ]
+    assert not differences, "\n".join(differences)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_step_uses_these_groups(recorded: tuple[Library, dict[str, list[Recording]]], case: Case) -> None:
-    library, recordings = recorded
-    for rank, recording in enumerate(recordings[case.name]):
-        groups = groups_of_rank(case.topology(library), rank, options=case.step_options())
-        listed = [(name, tuple(ranks)) for name, ranks in recording["groups"]]
-        assert [(g.name, g.ranks) for g in groups] == listed[1:], "torch's list starts with the default group"
-        assert _names(groups, Use.STEP) == [listed[i][0] for i in recording["step"]]
-    rank_0 = groups_of_rank(case.topology(library), 0, options=case.step_options())
-    used = [g for g in rank_0 if Use.STEP in g.uses and not g.is_single]
-    assert case.managed in (None, len(used))
+def _differences(case: Case, library: Library, rank: int, recording: Recording) -> list[str]:
+    groups = groups_of_rank(case.topology(library), rank, options=case.step_options())
+    listed = [(name, tuple(ranks)) for name, ranks in recording["groups"]]
+    found = []
+    if [(g.name, g.ranks) for g in groups] != listed[1:]:  # torch's list starts with the default group
+        found.append(f"groups are {listed[1:]}")
+    used = [g for g in groups if Use.STEP in g.uses]
+    theirs = [listed[i][0] for i in recording["step"]]
+    if [g.name for g in used] != theirs:
+        found.append(f"a step used {theirs}, not {[g.name for g in used]}")
+    if case.managed not in (None, sum(not g.is_single for g in used)):
+        found.append(f"a step used other than {case.managed} groups of several ranks")
+    if 0 not in recording["setup"] or 0 in recording["step"]:
+        found.append("the default group is to be used while the optimizer is built, and by no step")
+    return found
 
 
-def test_training_learns_and_is_the_same_in_all_releases(
-    recorded: tuple[Library, dict[str, list[Recording]]],
-) -> None:
-    """The recordings are of training that works: the loss falls, and all ranks of a stage see the same one."""
-    _, recordings = recorded
-    for name, ranks in recordings.items():
-        losses = [recording["losses"] for recording in ranks if recording["losses"][0] is not None]
-        assert losses, name
-        assert all(last < first for first, last in losses), name
-
-
-def test_building_the_optimizer_uses_the_default_group(
-    recorded: tuple[Library, dict[str, list[Recording]]],
-) -> None:
-    _, recordings = recorded
-    for ranks in recordings.values():
-        assert all(0 in recording["setup"] and 0 not in recording["step"] for recording in ranks)
-
-
-def _names(groups: tuple[Group, ...], use: Use) -> list[str]:
-    return [group.name for group in groups if use in group.uses]
+def _check_that_it_trained(case: Case, ranks: list[Recording]) -> None:
+    """What was recorded is training that works: the loss falls from the first step to the next."""
+    losses = [recording["losses"] for recording in ranks if recording["losses"][0] is not None]
+    assert losses, case.name
+    assert all(second < first for first, second in losses), (case.name, losses)

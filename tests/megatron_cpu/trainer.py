@@ -55,7 +55,7 @@ class TrainOptions:
     per_token_loss: bool = False
     tied: bool = True
     qk_layernorm: bool = False
-    num_layers: int = 4
+    num_layers: int = 2
     hidden: int = 32
     heads: int = 4
     query_groups: int = 4

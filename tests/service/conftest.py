@@ -7,11 +7,8 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi")
 
 from pitstop_service.app import create_app
 from pitstop_service.database import migrations
@@ -108,10 +105,3 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         name for name in os.environ if name.startswith("PITSTOP_") and name != "PITSTOP_REQUIRE_POSTGRES"
     ]:
         monkeypatch.delenv(name)
-
-
-def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Keep the two databases apart on workers, so that neither starts a PostgreSQL it does not need."""
-    for item in items:
-        name = "postgresql" if "postgresql" in item.name else "sqlite"
-        item.add_marker(pytest.mark.xdist_group(f"service-{name}"))

@@ -44,7 +44,7 @@ class Service:
 @contextmanager
 def running(app: FastAPI, database_url: str = "") -> Iterator[Service]:
     """Serve ``app`` on a free loopback port."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none", lifespan="on")
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", ws="none", lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -15,38 +14,54 @@ import httpx
 import pytest
 import typer
 
+from pitstop.cli.app import build_app, run
 from pitstop.errors import InvalidInputError, MissingExtraError, PitstopError
 from pitstop_service import commands, settings
+from pitstop_service.app import create_app
+from pitstop_service.settings import Settings
 
-from . import documents
+from . import documents, server
 from .conftest import NewDatabase
 
 PITSTOP = [sys.executable, "-c", "from pitstop.cli import main; main()"]
 
 
-def _pitstop(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PITSTOP, *arguments], cwd=folder, env={**os.environ, **environment},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+class Pitstop:
+    """The command in this process: what a user would type, without the time to start an interpreter."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        self._capsys.readouterr()
+        code = run(build_app, arguments)
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err
 
 
-def test_serve_end_to_end(empty_database: NewDatabase, tmp_path: Path) -> None:
+@pytest.fixture
+def pitstop(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pitstop:
+    """The command, run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return Pitstop(capsys)
+
+
+def test_serve_end_to_end(
+    empty_database: NewDatabase, pitstop: Pitstop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Refused without schema, then migrated, served on a real port, asked, stopped; the data outlives the process."""
     url = empty_database()
-    refused = _pitstop("serve", "--port", "0", folder=tmp_path, PITSTOP_DATABASE_URL=url)
-    assert refused.returncode == 2
-    assert "pitstop db upgrade" in refused.stderr
-    assert refused.stdout == ""
-    upgraded = _pitstop("db", "upgrade", "--database-url", url, folder=tmp_path)
-    assert (upgraded.returncode, upgraded.stdout) == (0, "0001 (needed: 0001)\n"), upgraded.stderr
-
-    with _Server(tmp_path, "--database-url", url) as base:
+    monkeypatch.setenv("PITSTOP_DATABASE_URL", url)
+    code, out, err = pitstop("serve", "--port", "0")
+    assert (code, out) == (2, "")
+    assert "pitstop db upgrade" in err
+    with _Server(tmp_path, "--migrate") as base:
         created = httpx.post(f"{base}/v1/predictions", json=documents.request(), trust_env=False, timeout=30)
         assert created.status_code == 201, created.text
-    with _Server(tmp_path, "--database-url", url, "--migrate") as base:
-        found = httpx.get(base + created.headers["location"], trust_env=False)
-        assert found.json() == created.json()
+    assert pitstop("db", "upgrade")[:2] == (0, "0001 (needed: 0001)\n")
+    with server.running(create_app(Settings())) as again:
+        assert again.client.get(created.headers["location"]).json() == created.json()
 
 
 class _Server:
@@ -99,21 +114,18 @@ class _Server:
         assert printed == "", "stdout is for data"
 
 
-def test_db_commands(tmp_path: Path) -> None:
-    def stdout(*arguments: str) -> str:
-        done = _pitstop("db", *arguments, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    assert stdout("current") == "nothing (needed: 0001)"
+def test_db_commands(pitstop: Pitstop, tmp_path: Path) -> None:
+    none, there = "nothing (needed: 0001)\n", "0001 (needed: 0001)\n"
+    assert pitstop("db", "current") == (0, none, "")
     assert not list(tmp_path.iterdir()), "asking creates no file"
-    assert stdout("upgrade") == "0001 (needed: 0001)"
+    assert pitstop("db", "upgrade") == (0, there, "")
     assert (tmp_path / "pitstop.sqlite3").exists()
-    assert stdout("current") == "0001 (needed: 0001)"
-    assert stdout("downgrade", "base") == "nothing (needed: 0001)"
-    wrong = _pitstop("db", "upgrade", "9999", folder=tmp_path)
-    assert wrong.returncode == 2
-    assert "9999" in wrong.stderr
+    assert pitstop("db", "current") == (0, there, "")
+    assert pitstop("db", "downgrade", "base") == (0, none, "")
+    code, out, err = pitstop("db", "upgrade", "9999")
+    assert (code, out) == (2, "")
+    assert "9999" in err
+    assert "pitstop db current" in err
 
 
 def test_default_url_is_that_of_the_settings() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitstop.errors import InvalidInputError
@@ -19,12 +19,14 @@ _SCALARS = (
 _JSON = st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries(_TEXT, inner), max_leaves=20)
 
 
+@settings(deadline=None)
 @given(_JSON, st.booleans())
 def test_agrees_with_the_standard_parser(value: object, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped).encode()
     assert loads(text) == json.loads(text)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_never_fails_otherwise(text: bytes) -> None:
     with contextlib.suppress(InvalidInputError):

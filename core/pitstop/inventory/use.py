@@ -74,6 +74,11 @@ class UseOf:
 
 
 UNUSED = UseOf()
+# Group for the gradient norm of experts without the distributed optimizer; 0.19 took a new one, if equal in ranks.
+_EXPERT_NORM = {
+    False: "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
+    True: "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP",
+}
 
 
 def use_by_kind(topology: Topology, options: StepOptions, place: Place) -> Mapping[str, UseOf]:
@@ -132,7 +137,7 @@ def _cold_in_step(t: Topology, options: StepOptions, place: Place) -> set[str]:
         {
             "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": sharded,  # gradient norm
             "MODEL_PARALLEL_GROUP": not sharded,
-            "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": not sharded and place.has_experts,
+            _EXPERT_NORM[t.rules.has_gtp]: not sharded and place.has_experts,
             "EMBEDDING_GROUP": t.pp > 1 and options.tied_embeddings,
             "TENSOR_AND_CONTEXT_PARALLEL_GROUP": place.has_experts and options.aux_loss and t.tp * t.cp > 1,
             "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": counts,

@@ -52,7 +52,13 @@ class PredictionSlots:
 
     def __init__(self, workers: int, queue: int) -> None:
         self._running = threading.BoundedSemaphore(workers)
-        self._admitted = threading.BoundedSemaphore(workers + queue)
+        self._lock = threading.Lock()
+        self._free = workers + queue
+
+    @property
+    def free_places(self) -> int:
+        """How many more predictions would be admitted."""
+        return self._free
 
     @contextmanager
     def slot(self) -> Iterator[None]:
@@ -61,10 +67,13 @@ class PredictionSlots:
         Raises:
             Unavailable: too many are waiting already (503).
         """
-        if not self._admitted.acquire(blocking=False):
-            raise Unavailable("Too many predictions are waiting. Send the request again.")
+        with self._lock:
+            if self._free == 0:
+                raise Unavailable("Too many predictions are waiting. Send the request again.")
+            self._free -= 1
         try:
             with self._running:
                 yield
         finally:
-            self._admitted.release()
+            with self._lock:
+                self._free += 1

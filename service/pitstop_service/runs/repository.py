@@ -56,7 +56,7 @@ class RunRepository:
             query = select(StoredStep.step, StoredStep.digest).where(
                 StoredStep.run_id == run_id, StoredStep.step.in_(chunk)
             )
-            found.update((step, digest) for step, digest in self._session.execute(query).tuples())
+            found.update((step, digest) for step, digest in self._session.execute(query))
         return found
 
     def add_steps(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -38,7 +38,7 @@ class ProblemDetails(BaseModel):
                         "field": "draws",
                         "value": "10",
                         "problem": "Input should be greater than or equal to 50",
-                        "remedy": "Give a number greater than or equal to 50.",
+                        "remedy": "Give a number of at least 50.",
                     }
                 ],
             }

@@ -113,7 +113,7 @@ def _on_request_validation(
 def _line(item: dict[str, Any]) -> InitErrorDetails:
     """FastAPI hands on pydantic's errors as plain data; our own wording starts from pydantic's exception."""
     loc = tuple(item["loc"])
-    if len(loc) > 1 and loc[0] == "body":
+    if loc[:1] == ("body",):
         loc = loc[1:]
     details = InitErrorDetails(type=item["type"], loc=loc, input=item.get("input"), ctx=item.get("ctx", {}))
     try:
