@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pitstop.errors import FieldProblem, InvalidScenarioError
 from pitstop.inventory.classes import rank_classes
 from pitstop.inventory.stages import Stage, stages_of
+from pitstop.inventory.topology import Topology
 from pitstop.models import ModelShape
 from pitstop.scenario import Optimizer, Precision, Scenario
 
@@ -144,7 +145,8 @@ def _optimizer_bytes(scenario: Scenario, optimizer: Optimizer, parameters: Param
         return parameters.total * copies * _FP32
     instances = scenario.layout.dist_opt_instances
     dense_shards = scenario.dp * scenario.layout.cp // instances
-    expert_shards = scenario.expert_dp // instances
+    apart = Topology.of(scenario).experts_apart
+    expert_shards = scenario.expert_dp // instances if apart else dense_shards
     # Shards are cut without regard to parameters; the largest one is what the heaviest rank holds.
     owned = -(-parameters.dense // dense_shards) + -(-parameters.expert // expert_shards)
     return owned * copies * _FP32

@@ -64,6 +64,10 @@ CASES = (
     Case("tp2-ep2-etp2", 4, {"tp": 2, "ep": 2, "experts": 4, **SP, **SHARDED}),
     Case("tp2-cp2-ep4", 8, {"tp": 2, "cp": 2, "ep": 4, "experts": 4, **SP, **SHARDED}, managed=8),
     Case("pp2-ep2", 4, {"pp": 2, "ep": 2, "experts": 4}),
+    Case("experts-without-ep", 2, {"experts": 4}),
+    Case("experts-without-ep-tp2-etp1", 4, {"tp": 2, "etp": 1, "experts": 4, **SP, **SHARDED}),
+    Case("experts-without-ep-tp2-etp2", 2, {"tp": 2, "experts": 4, **SP, **SHARDED}),
+    Case("experts-without-ep-two-instances", 4, {"experts": 4, "dist_opt_instances": 2, **SHARDED}),
     Case("two-instances", 4, {"dist_opt_instances": 2, **SHARDED}),
     Case(
         "two-instances-ep2",

@@ -2,8 +2,8 @@
 
 Job: ``{"world_size": 4, "options": {...}}`` with the fields of ``TrainOptions``.
 Answer: per rank the groups (description, ranks) in the order of creation, and the indices of those that
-carried something while the model was built (``setup``), in the first and in a later step (``step``), plus
-losses and the hash of the parameters.
+carried something while the model was built (``setup``) and in a step that is not the first (``step``), plus
+losses, gradient norm, hash of the parameters and bytes held.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def observe(options: TrainOptions, rank: int, world_size: int, rendezvous: str) 
         "losses": [*losses, loss],
         "norm": norm,
         "digest": trainer.digest(),
+        "bytes": trainer.held_bytes(),
     }
 
 

@@ -150,6 +150,25 @@ class Trainer:
             digest.update(parameter.detach().float().numpy().tobytes())
         return digest.hexdigest()
 
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes that this rank holds between steps: weights, gradient buffers, optimizer state with master copies."""
+        weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        state = 0
+        for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            inner = optimizer.optimizer
+            for parameter in (p for group in inner.param_groups for p in group["params"]):
+                if parameter.untyped_storage().data_ptr() not in weights:
+                    state += parameter.nbytes  # a master copy
+                state += sum(
+                    t.nbytes for t in inner.state[parameter].values() if torch.is_tensor(t) and t.dim()
+                )
+        buffers = [*self.ddp.buffers, *self.ddp.expert_parallel_buffers]
+        return {
+            "weight": sum(p.nbytes for p in self.model.parameters()),
+            "gradient": sum(buffer.grad_data.nbytes for buffer in buffers),
+            "optimizer": state,
+        }
+
     def _data(self) -> Iterator[Batch]:
         o = self.options
         generator = torch.Generator().manual_seed(99 + parallel_state.get_data_parallel_rank())

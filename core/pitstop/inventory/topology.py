@@ -139,6 +139,15 @@ class Topology:
         return self.tp if self.etp is None else self.etp
 
     @property
+    def experts_apart(self) -> bool:
+        """Whether gradients and optimizer state of experts go over the expert groups.
+
+        Without expert parallelism Megatron treats experts like any other parameter, up to 0.18 even if their tensor
+        parallelism differs.
+        """
+        return self.ep > 1 or (self.rules.has_gtp and self.expert_tp != self.tp)
+
+    @property
     def dp(self) -> int:
         """Data-parallel size of the dense layers (gtp peers not counted)."""
         return self.world_size // (self.tp * self.pp * self.cp * self.gtp)

@@ -104,6 +104,7 @@ def _chosen(rules: Mapping[str, bool]) -> set[str]:
 def _hot_in_step(t: Topology, options: StepOptions, place: Place) -> set[str]:
     """Groups that carry activations, tokens, gradients or parameters."""
     whole = t.dist_opt_instances == 1
+    apart = place.has_experts and t.experts_apart
     alltoall = place.has_experts and options.dispatcher == "alltoall"
     return _chosen(
         {
@@ -117,8 +118,8 @@ def _hot_in_step(t: Topology, options: StepOptions, place: Place) -> set[str]:
             "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": (
                 place.has_experts and not alltoall and t.expert_tp * t.ep > 1
             ),
-            "EXPERT_DATA_PARALLEL_GROUP": place.has_experts and whole,
-            "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0": place.has_experts and not whole,
+            "EXPERT_DATA_PARALLEL_GROUP": apart and whole,
+            "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0": apart and not whole,
             # Gradients of dense layers too are reduced between instances over this group.
             "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L1": not whole,
             # Read from the source only: no recording has covered generalized tensor parallelism.
@@ -137,7 +138,7 @@ def _cold_in_step(t: Topology, options: StepOptions, place: Place) -> set[str]:
         {
             "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": sharded,  # gradient norm
             "MODEL_PARALLEL_GROUP": not sharded,
-            _EXPERT_NORM[t.rules.has_gtp]: not sharded and place.has_experts,
+            _EXPERT_NORM[t.rules.has_gtp]: not sharded and place.has_experts and t.experts_apart,
             "EMBEDDING_GROUP": t.pp > 1 and options.tied_embeddings,
             "TENSOR_AND_CONTEXT_PARALLEL_GROUP": place.has_experts and options.aux_loss and t.tp * t.cp > 1,
             "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": counts,
