@@ -1,10 +1,9 @@
 """The Megatron-core releases that tests compare with, each run in a process of its own.
 
 The installed one, and 0.19.2 in the directory that the environment variable ``PITSTOP_MEGATRON_019`` names. That
-release declares Python >= 3.12, but its Python code runs on 3.11; ``make test`` unpacks its wheel with::
-
-    pip download --no-deps --python-version 3.12 --only-binary=:all: megatron-core==0.19.2
-    python -m zipfile -e megatron_core-0.19.2-*.whl DIRECTORY
+release declares Python >= 3.12, but its Python code runs on 3.11; ``make test`` installs its wheel into a directory
+with ``pip install --target DIRECTORY --no-deps --ignore-requires-python --only-binary=:all:
+--python-version 3.12``.
 
 Without the variable, the tests with it are skipped.
 """
