@@ -2,8 +2,8 @@
 
 Read from ``megatron/core/parallel_state.py``. The tests compare 0.16.1 and 0.19.2 group for group with the real
 library; 0.14.0, 0.17.0 and 0.18.0 were compared in the same way once, on 150 layouts each. 0.13 to 0.17 make the same
-groups. 0.18 moved the extra all-gather groups out of ``initialize_model_parallel``. 0.19 added generalized tensor parallelism
-(``gtp_remat``) and three groups with it.
+groups. 0.18 moved the extra all-gather groups out of ``initialize_model_parallel``. 0.19 added generalized
+tensor parallelism (``gtp_remat``) and three groups with it.
 """
 
 from __future__ import annotations
