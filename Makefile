@@ -15,6 +15,8 @@ PIP_INSTALL := -m pip install --quiet --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 # Megatron-core does without einops until it makes the hierarchical groups of several optimizer instances.
 MEGATRON := megatron-core==0.16.1 einops
+# The memory saver's real binary runs in tests over a stand-in CUDA driver (tests/fake_cuda). It requires nothing else.
+SAVER := torch_memory_saver==0.0.10
 PYTEST := -m pytest -n 2
 PURE_TESTS := $(wildcard tests/core tests/simulator tests/service)
 
@@ -91,7 +93,7 @@ $(VENV_TEST)/bin/python:
 	"$$python" -m venv $(VENV_TEST)
 
 $(VENV_TEST)/.stamp: pyproject.toml $(MEGATRON_019)/.stamp | $(VENV_TEST)/bin/python
-	$(VENV_TEST)/bin/python $(PIP_INSTALL) --editable '.[dev]' $(TORCH) $(MEGATRON)
+	$(VENV_TEST)/bin/python $(PIP_INSTALL) --editable '.[dev]' $(TORCH) $(MEGATRON) $(SAVER)
 	@touch $@
 
 # The tests also compare with megatron-core 0.19, which asks for Python 3.12. What they need of it runs on 3.11 as well,

@@ -44,18 +44,56 @@ class RunManifest(StrictModel):
 
 
 class PhaseRecord(StrictModel):
-    """One phase of one step: seconds of the slowest rank, and its components where they were measured."""
+    """One phase of one step: seconds of the slowest rank, and its components where they were measured.
 
-    total_s: StepSeconds
-    components_s: dict[Component, StepSeconds] = Field(default_factory=dict)
+    ``components_s`` is what the phase waited for. What ran beside something else in a thread is in
+    ``overlapped_s``, from start to end, and not in the total.
+    """
+
+    total_s: StepSeconds = Field(description="seconds of the slowest rank")
+    components_s: dict[Component, StepSeconds] = Field(
+        default_factory=dict, description="seconds that each component kept the slowest rank waiting"
+    )
+    overlapped_s: dict[Component, StepSeconds] = Field(
+        default_factory=dict, description="seconds of components that ran beside others, on the slowest rank"
+    )
+    fastest_s: dict[Component, StepSeconds] = Field(
+        default_factory=dict, description="seconds of each component on the fastest rank"
+    )
+    slowest_ranks: dict[Component, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict, description="rank that was slowest, per component"
+    )
 
 
 class MemoryRecord(StrictModel):
-    """Device bytes per GPU at the moments that matter; null where not measured."""
+    """Device bytes at the moments that matter, of the rank or GPU that holds most; null where not measured."""
 
-    held_at_sync_bytes: Bytes | None = None
-    held_in_rollout_bytes: Bytes | None = None
-    host_pinned_bytes: Bytes | None = None
+    held_at_sync_bytes: Bytes | None = Field(
+        default=None, description="per GPU, held by all processes at the weight sync (driver)"
+    )
+    held_in_rollout_bytes: Bytes | None = Field(
+        default=None, description="per GPU, held by all processes when the rollout begins (driver)"
+    )
+    process_at_sync_bytes: Bytes | None = Field(
+        default=None, description="held by one trainer process at the weight sync (NVML)"
+    )
+    allocator_at_sync_bytes: Bytes | None = Field(
+        default=None, description="of which torch's caching allocator reserves, paused memory included"
+    )
+    communicators_bytes: Bytes | None = Field(
+        default=None, description="held by one process's communicators at the weight sync"
+    )
+    host_pinned_bytes: Bytes | None = Field(
+        default=None, description="pinned host memory of one process's backups"
+    )
+
+
+class ProcessCounts(StrictModel):
+    """What leaks if groups are not torn down well; of the rank that has most, after the switch."""
+
+    communicators: Annotated[int, Field(ge=0)] = Field(description="live communicators")
+    sockets: Annotated[int, Field(ge=0)] = Field(description="open sockets of the process")
+    threads: Annotated[int, Field(ge=0)] = Field(description="threads of the process")
 
 
 class StepRecord(StrictModel):
@@ -70,8 +108,17 @@ class StepRecord(StrictModel):
     phases: dict[Phase, PhaseRecord] = Field(min_length=1)
     step_s: StepSeconds | None = Field(default=None, description="the whole step")
     memory: MemoryRecord = Field(default_factory=MemoryRecord)
-    slowest_rank: Annotated[int, Field(ge=0)] | None = None
-    recorded_at: AwareDatetime | None = None
+    slowest_rank: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="rank whose whole switch took longest"
+    )
+    plan: str | None = Field(
+        default=None, max_length=60, description="plan carried out in this step, if not the manifest's"
+    )
+    fallback: str | None = Field(
+        default=None, max_length=2000, description="why the baseline was carried out instead of the plan"
+    )
+    counts: ProcessCounts | None = Field(default=None, description="live communicators, sockets, threads")
+    recorded_at: AwareDatetime | None = Field(default=None, description="when the switch had ended")
 
     @property
     def switch_s(self) -> float:

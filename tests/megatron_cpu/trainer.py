@@ -271,9 +271,9 @@ def _model(o: TrainOptions, config: TransformerConfig) -> torch.nn.Module:
     return Float16Module(config, model) if o.bf16 else model
 
 
-def join_world(rank: int, world_size: int, rendezvous: str) -> None:
-    """Make torch's default group over gloo and put what the CPU lacks in place (``device``, ``uneven``)."""
+def join_world(rank: int, world_size: int, rendezvous: str, backend: str = "gloo") -> None:
+    """Make torch's default group and put what the CPU lacks in place (``device``, ``uneven``)."""
     torch.set_num_threads(1)
     device.install()
     uneven.install()
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)

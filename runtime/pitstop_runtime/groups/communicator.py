@@ -1,0 +1,256 @@
+"""A replaceable communicator: built, released, suspended and resumed by its members alone.
+
+A rebuild never calls ``new_group``: that counts names in every process and has to be called by all ranks in
+one order, which a lagging rank breaks. Instead the members meet under a new prefix of the store that the group
+was made with (``Rendezvous``), so that nothing of an earlier meeting is ever read again.
+
+An inner ``torch.distributed.ProcessGroup`` carries the collectives. It is torch's own and does all that a group
+does; only torch's registry of groups does not know it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroup, Store
+
+from pitstop_runtime.errors import UnsupportedDispositionError
+from pitstop_runtime.groups import nccl
+from pitstop_runtime.groups.options import GroupOptions
+
+if TYPE_CHECKING:
+    from pitstop_runtime.groups.handle import ManagedGroup
+
+_log = logging.getLogger(__name__)
+
+
+class CommunicatorState(StrEnum):
+    """Whether collectives can run."""
+
+    LIVE = "live"
+    SUSPENDED = "suspended"
+    RELEASED = "released"
+    BROKEN = "broken"  # aborted after an error
+
+
+class Library(StrEnum):
+    """What carries the collectives."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+    @property
+    def device_types(self) -> list[torch.device]:
+        """Devices whose tensors it takes."""
+        return [torch.device("cuda" if self is Library.NCCL else "cpu")]
+
+
+class Rendezvous:
+    """Prefixes of the store under which the members of a communicator meet, each used once.
+
+    A prefix counts the builds of a name within an epoch. All ranks begin an epoch when they have agreed on
+    something: then they meet again even if a failure made some of them build more often than others.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._builds: Counter[str] = Counter()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch; numbers only rise."""
+        self._epoch = epoch
+        self._builds.clear()
+
+    def prefix(self, name: str) -> str:
+        """The prefix of the next meeting of this communicator."""
+        self._builds[name] += 1
+        return f"pitstop/{name}/{self._epoch}.{self._builds[name]}/"
+
+
+class Communicator:
+    """One communicator over ``ranks`` (global) of which this process is number ``rank``.
+
+    ``name`` is equal on all members and unique among a process's communicators. ``on_change`` is called after
+    each change of state. ``restore_use`` says that it was in use when it was released, so that a restore runs a
+    first collective.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        library: Library,
+        store: Store,
+        ranks: tuple[int, ...],
+        rank: int,
+        options: GroupOptions,
+        max_ctas: int | None,
+        rendezvous: Rendezvous,
+    ) -> None:
+        self.name = name
+        self.library = library
+        self.ranks = ranks
+        self.rank = rank
+        self.options = options
+        self.max_ctas = max_ctas
+        self.handles: list[ManagedGroup] = []
+        self.state = CommunicatorState.RELEASED
+        self._rendezvous = rendezvous
+        self.restore_use = False
+        self.on_change: Callable[[Communicator], None] = lambda _: None
+        self._store = store
+        self._inner: ProcessGroup | None = None
+
+    def __str__(self) -> str:
+        names = ", ".join(handle.description for handle in self.handles) or self.name
+        return f"communicator {names} over ranks {_short(self.ranks)}"
+
+    @property
+    def inner(self) -> ProcessGroup:
+        """The live group.
+
+        Raises:
+            RuntimeError: there is none; a handle answers with a typed error before it asks.
+        """
+        if self._inner is None or self.state is not CommunicatorState.LIVE:
+            raise RuntimeError(f"{self} is {self.state}")
+        return self._inner
+
+    @property
+    def backend(self) -> Any:
+        """Torch's backend object of the inner group, also while suspended; None if released."""
+        return None if self._inner is None else self._inner._get_backend(self.library.device_types[0])
+
+    @property
+    def used(self) -> bool:
+        """Whether anything is held: NCCL makes its communicator at the first collective, gloo at once."""
+        if self._inner is None:
+            return False
+        return self.library is Library.GLOO or bool(self.backend._is_initialized())
+
+    def build(self) -> None:
+        """Make the communicator (with NCCL: the object; memory is taken by the first collective)."""
+        if self.state is CommunicatorState.LIVE:
+            return
+        store = PrefixStore(self._rendezvous.prefix(self.name), self._store)
+        self._inner = _build(
+            self.library, store, self.ranks, self.rank, self.options, self.max_ctas, self.name
+        )
+        self._enter(CommunicatorState.LIVE)
+
+    def connect(self) -> None:
+        """Make NCCL's communicator at once where the group was made with a bound device."""
+        if self.library is Library.NCCL and self.options.device is not None:
+            self.backend.eager_connect_single_device(self.options.device)
+
+    def release(self) -> None:
+        """Destroy the communicator; does nothing if there is none."""
+        was_used = self.used
+        inner, self._inner = self._inner, None
+        if inner is None:
+            return
+        self.restore_use = self.restore_use or was_used
+        self._keep_timeout(inner)
+        broken = self.state is CommunicatorState.BROKEN
+        self._enter(CommunicatorState.RELEASED)
+        if broken:
+            return
+        try:
+            inner.shutdown()
+        except RuntimeError as error:
+            # Whatever state it was in, it is gone now; a trainer must not die of a group that was to die.
+            _log.warning("%s: destroying it raised %s", self, error)
+
+    def suspend(self) -> None:
+        """Give its device memory back, keeping the communicator.
+
+        Raises:
+            UnsupportedDispositionError: NCCL cannot, or the communicator shares resources with another.
+        """
+        if self.state is not CommunicatorState.LIVE or not self.used:
+            return
+        if self.library is not Library.NCCL:
+            raise UnsupportedDispositionError(
+                f"{self} cannot be suspended: it is carried by {self.library}. "
+                "Use a plan that destroys or keeps the communicators."
+            )
+        if self.options.split_share:
+            raise UnsupportedDispositionError(
+                f"{self} cannot be suspended: it was made with split_share = 1 and shares its resources. "
+                "Make it without split_share, or use a plan that destroys or keeps the communicators."
+            )
+        nccl.suspend(self.backend, str(self))
+        self._enter(CommunicatorState.SUSPENDED)
+
+    def resume(self) -> None:
+        """Take the memory back that ``suspend`` gave away; does nothing unless suspended."""
+        if self.state is not CommunicatorState.SUSPENDED:
+            return
+        nccl.resume(self.backend, str(self))
+        self._enter(CommunicatorState.LIVE)
+
+    def abort(self) -> None:
+        """Break off what is under way, so that nobody waits for it; only a release and a rebuild help."""
+        inner = self._inner
+        if inner is None or self.state is CommunicatorState.BROKEN:
+            return
+        self._enter(CommunicatorState.BROKEN)
+        try:
+            inner.abort()
+        except (RuntimeError, NotImplementedError) as error:
+            _log.debug("%s: abort raised %s", self, error)
+
+    def memory_bytes(self) -> int | None:
+        """Device bytes held; 0 without NCCL, None if NCCL is too old to say."""
+        if self.library is not Library.NCCL or not self.used:
+            return 0
+        return nccl.memory_bytes(self.backend)
+
+    def _keep_timeout(self, inner: ProcessGroup) -> None:
+        """A timeout set since (torch sets it on the backend directly) holds for the rebuilt one too."""
+        backend = inner._get_backend(self.library.device_types[0])
+        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+        if timeout is not None:
+            self.options.timeout = timeout
+
+    def _enter(self, state: CommunicatorState) -> None:
+        self.state = state
+        self.on_change(self)
+
+
+def _build(
+    library: Library,
+    store: Store,
+    ranks: tuple[int, ...],
+    rank: int,
+    options: GroupOptions,
+    max_ctas: int | None,
+    name: str,
+) -> ProcessGroup:
+    backend: Any
+    if library is Library.NCCL:
+        kind = ProcessGroup.BackendType.NCCL
+        backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options.nccl(ranks, name, max_ctas))
+    else:
+        kind = ProcessGroup.BackendType.GLOO
+        backend = dist.ProcessGroupGloo(store, rank, len(ranks), timeout=options.timeout)
+    backend._set_sequence_number_for_group()
+    group = ProcessGroup(store, rank, len(ranks))
+    group._set_default_backend(kind)
+    if options.device is not None:
+        group.bound_device_id = options.device
+    for device in library.device_types:
+        group._register_backend(device, kind, backend)
+    group._set_group_name(name)
+    group._set_group_desc("pitstop:inner")
+    return group
+
+
+def _short(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"[{shown}{', ...' if len(ranks) > 8 else ''}]"

@@ -1,0 +1,79 @@
+"""Seconds of phases and components on this rank.
+
+The device is synchronised at the ends of phases only. Inside a phase a span is the time that the host was held up;
+device work that a component left behind shows in the total and in whatever waits for it next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pitstop.components import Component, Phase
+
+Observer = Callable[[Phase, Component], None]
+
+
+@dataclass(slots=True)
+class PhaseSpans:
+    """One phase of one switch, in seconds."""
+
+    total_s: float = 0.0
+    components_s: dict[Component, float] = field(default_factory=lambda: defaultdict(float))
+    overlapped_s: dict[Component, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class Spans:
+    """Collects the spans of one switch; ``observer`` is called as each component begins (for NVTX ranges, say)."""
+
+    def __init__(self, synchronize: Callable[[], None], observer: Observer | None = None) -> None:
+        self.phases: dict[Phase, PhaseSpans] = {}
+        self.now: tuple[Phase, Component] | None = None
+        self._synchronize = synchronize
+        self._observer = observer
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Time a phase, from device idle to device idle."""
+        self._synchronize()
+        start = time.perf_counter()
+        spans = self.phases.setdefault(phase, PhaseSpans())
+        try:
+            yield
+            self._synchronize()
+        finally:
+            spans.total_s += time.perf_counter() - start
+            self.now = None
+
+    @contextmanager
+    def component(self, phase: Phase, component: Component) -> Iterator[None]:
+        """Time a component that the phase waits for."""
+        self.now = (phase, component)
+        start = time.perf_counter()
+        try:
+            if self._observer is not None:
+                self._observer(phase, component)
+            yield
+        finally:
+            self._add(phase, component, time.perf_counter() - start, overlapped=False)
+
+    @contextmanager
+    def overlapped(self, phase: Phase, component: Component) -> Iterator[None]:
+        """Time a component that runs in a thread beside others."""
+        start = time.perf_counter()
+        try:
+            if self._observer is not None:
+                self._observer(phase, component)
+            yield
+        finally:
+            self._add(phase, component, time.perf_counter() - start, overlapped=True)
+
+    def _add(self, phase: Phase, component: Component, seconds: float, *, overlapped: bool) -> None:
+        with self._lock:
+            spans = self.phases.setdefault(phase, PhaseSpans())
+            (spans.overlapped_s if overlapped else spans.components_s)[component] += seconds
