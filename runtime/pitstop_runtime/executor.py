@@ -266,7 +266,7 @@ class Executor:
         for each in communicators:
             self.busy_with = f"rebuilding {each}"
             each.build()
-            if each.name in self._used:
+            if each.name in self._used and each.options.device is not None:
                 each.connect()
 
     def _bounded(self, action: Callable[[], None]) -> None:

@@ -127,9 +127,12 @@ class _PretendSaver(NullSaver):
 
 
 def _saver() -> Saver:
+    from fake_cuda.megatron import adopt_megatron_buffers
     from fake_cuda.saver import stand_in_saver
 
-    return stand_in_saver()
+    saver = stand_in_saver(tags=("default", "weights", "gradients", "optimizer"))
+    adopt_megatron_buffers(saver)
+    return saver
 
 
 def main() -> None:

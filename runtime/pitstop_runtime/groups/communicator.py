@@ -144,9 +144,10 @@ class Communicator:
         self._enter(CommunicatorState.LIVE)
 
     def connect(self) -> None:
-        """Make NCCL's communicator at once where the group was made with a bound device."""
-        if self.library is Library.NCCL and self.options.device is not None:
-            self.backend.eager_connect_single_device(self.options.device)
+        """Make NCCL's communicator now instead of at the first collective; all members have to call it."""
+        if self.library is Library.NCCL:
+            device = self.options.device or torch.device("cuda", torch.cuda.current_device())
+            self.backend.eager_connect_single_device(device)
 
     def release(self) -> None:
         """Destroy the communicator; does nothing if there is none."""

@@ -228,7 +228,7 @@ def _run(actions: Sequence[Callable[[], None]], *, side_by_side: bool) -> None:
             torch.cuda.set_device(device)
         action()
 
-    with ThreadPoolExecutor(max_workers=min(32, len(actions)), thread_name_prefix="pitstop-release") as pool:
+    with ThreadPoolExecutor(max_workers=len(actions), thread_name_prefix="pitstop-groups") as pool:
         # The list raises what an action raised.
         list(pool.map(on_device, actions))
 
