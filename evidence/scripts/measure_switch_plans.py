@@ -1,6 +1,6 @@
 """Measure whole switches under several plans, carried out by the runtime, with Megatron-core's own groups.
 
-Run under torchrun with the memory saver and NCCL >= 2.30 preloaded (docs/running-on-gpus.md):
+Run under torchrun with the memory saver and NCCL >= 2.30 preloaded (versions: evidence/pending/README.md):
 
     torchrun --nproc-per-node 8 evidence/scripts/measure_switch_plans.py --layout tp4dp2 --repeat 0 --out out/
 

@@ -22,7 +22,6 @@ class Background:
         self._action, self._timeout_s, self._describe = action, timeout_s, describe
         self._error: BaseException | None = None
         self._started = time.monotonic()
-        self.seconds: float | None = None
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._thread = threading.Thread(target=self._run, name="pitstop-background", daemon=True)
         self._thread.start()
@@ -46,4 +45,3 @@ class Background:
             self._action()
         except BaseException as error:  # raised again by join
             self._error = error
-        self.seconds = time.monotonic() - self._started

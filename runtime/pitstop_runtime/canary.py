@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pitstop_runtime.errors import CanaryError
+from pitstop_runtime.errors import CanaryError, first_line
 from pitstop_runtime.groups import Communicator, Library
 
 _POLL_S = 0.0002
@@ -83,4 +83,4 @@ def _wait(communicator: Communicator, work: Any, deadline: float, timeout_s: flo
 
 
 def _failed(communicator: Communicator, error: Exception) -> CanaryError:
-    return CanaryError(f"{communicator}: {str(error).splitlines()[0][:200]}")
+    return CanaryError(f"{communicator}: {first_line(error)}")

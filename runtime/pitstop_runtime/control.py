@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pitstop_runtime.errors import RankFailedError
+from pitstop_runtime.errors import RankFailedError, first_line
 
 _log = logging.getLogger(__name__)
 
@@ -108,10 +109,8 @@ class Control:
             RankFailedError: a rank did not come within the time limit.
         """
         box = [value]
-        try:
+        with self._naming_the_lost("sharing a decision"):
             dist.broadcast_object_list(box, src=source, group=self._group)
-        except (RuntimeError, dist.DistError) as error:
-            raise self._lost("sharing a decision", error) from error
         return box[0]
 
     def union(self, names: list[str]) -> list[str]:
@@ -121,10 +120,8 @@ class Control:
             RankFailedError: a rank did not come within the time limit.
         """
         found: list[list[str] | None] = [None] * self.size
-        try:
+        with self._naming_the_lost("comparing communicators"):
             dist.all_gather_object(found, names, group=self._group)
-        except (RuntimeError, dist.DistError) as error:
-            raise self._lost("comparing communicators", error) from error
         return sorted({name for each in found for name in each or ()})
 
     def raise_alarm(self, reason: str) -> None:
@@ -132,7 +129,7 @@ class Control:
         try:
             # Only the first alarm counts: others follow from it.
             self._store.compare_set(f"alarm/{self._sequence}", "", f"rank {self.rank}: {reason}")
-        except (RuntimeError, dist.DistError):
+        except RuntimeError:
             _log.warning("could not raise the alarm: the rendezvous store is gone")
 
     def alarm(self) -> str | None:
@@ -140,7 +137,7 @@ class Control:
         key = f"alarm/{self._sequence}"
         try:
             return self._store.get(key).decode() if self._store.check([key]) else None
-        except (RuntimeError, dist.DistError):
+        except RuntimeError:
             return None
 
     def watch(self, on_alarm: Callable[[str], None]) -> Watch:
@@ -154,17 +151,23 @@ class Control:
 
     def _minima(self, numbers: list[int], what: str) -> list[int]:
         votes = torch.tensor(numbers, dtype=torch.int64)
-        try:
+        with self._naming_the_lost(what):
             dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._group)
-        except (RuntimeError, dist.DistError) as error:
-            raise self._lost(what, error) from error
         return [int(vote) for vote in votes]
+
+    @contextmanager
+    def _naming_the_lost(self, what: str) -> Iterator[None]:
+        """Turn the error of a collective that not all ranks came to into one that says who is missing."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: Exception) -> RankFailedError:
         """The error for a rank that did not come, with its number if the store can tell."""
         try:
             missing = self._absent()
-        except (RuntimeError, dist.DistError):
+        except RuntimeError:
             who = "which rank is not known, for the rendezvous store (hosted by rank 0) is gone too"
         else:
             shown = ", ".join(map(str, missing[:_SHOWN_RANKS]))
@@ -174,10 +177,9 @@ class Control:
                 if missing
                 else "all ranks are alive, but not at the same point"
             )
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankFailedError(
             f"rank {self.rank} waited for all ranks ({what}) for at most {self.timeout_s:g} s; {who}. "
-            f"Cause: {first[:200]}. Restart the job from its last checkpoint."
+            f"Cause: {first_line(error)}. Restart the job from its last checkpoint."
         )
 
     def _absent(self) -> list[int]:
@@ -196,7 +198,7 @@ class Control:
         try:
             self._store.wait([key], timedelta(seconds=_GRACE_S))
             return str(self._store.get(key).decode())
-        except (RuntimeError, dist.DistError):
+        except RuntimeError:
             return "(its reason could not be read)"
 
 
@@ -222,5 +224,5 @@ class Watch:
                 if self._store.check([self._key]):
                     self._on_alarm(self._store.get(self._key).decode())
                     return
-            except (RuntimeError, dist.DistError):
+            except RuntimeError:
                 return  # the store is gone: the agreement that follows will say so

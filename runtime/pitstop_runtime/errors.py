@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from pitstop.errors import PitstopError
 
+_SHOWN_CHARS = 200
+
+
+def first_line(error: BaseException) -> str:
+    """The start of an error's text for a message of ours, or its kind if it says nothing."""
+    lines = str(error).splitlines()
+    return lines[0][:_SHOWN_CHARS] if lines else type(error).__name__
+
 
 class SwitchError(PitstopError, RuntimeError):
     """Base of what can go wrong in a switch; a ``RuntimeError`` too, as trainers expect of torch."""

@@ -78,7 +78,7 @@ class Executor:
         Raises:
             CanaryError: one does not work.
         """
-        kept = [each for each in self._all() if each.state is CommunicatorState.LIVE and each.used]
+        kept = [each for each in self.communicators() if each.state is CommunicatorState.LIVE and each.used]
         if self._job is not None:  # what is being released beside us is not there to be checked
             kept = [each for each in kept if each in self._registry.exports()]
         with self._spans().component(phase, Component.CANARY):
@@ -184,25 +184,21 @@ class Executor:
         job, self._job = self._job, None
         if job is not None:
             job.join()
-        for each in self._all():
-            each.abort()
-        release(self._all())
+        self.abort()
+        release(self.communicators())
         self._ready_at = time.monotonic() + self._limits.cooldown_s
 
     def abort(self) -> None:
         """Break off all collectives that are under way."""
-        for each in self._all():
+        for each in self.communicators():
             each.abort()
 
     def live_count(self) -> int:
         """Communicators that hold something."""
-        return sum(1 for each in self._all() if each.used)
+        return sum(1 for each in self.communicators() if each.used)
 
     def communicators(self) -> list[Communicator]:
         """All, of training and of export."""
-        return self._all()
-
-    def _all(self) -> list[Communicator]:
         return [*self._registry.communicators(), *self._registry.exports()]
 
     def _prepare(self) -> None:
@@ -211,7 +207,7 @@ class Executor:
 
     def _run_canary(self, communicators: Sequence[Communicator]) -> None:
         with self._saver.disabled():
-            self._canary.prepare(self._all())
+            self._canary.prepare(self.communicators())
             self._canary.run(communicators)
 
     def _compare_use(self) -> None:
@@ -266,7 +262,7 @@ class Executor:
         for each in communicators:
             self.busy_with = f"rebuilding {each}"
             each.build()
-            if each.name in self._used and each.options.device is not None:
+            if each.name in self._used:
                 each.connect()
 
     def _bounded(self, action: Callable[[], None]) -> None:

@@ -91,8 +91,8 @@ class SwitchManager:
         check: checksums of parameters across the pause.
         on_record: called on rank 0, in a thread, with the record of each switch;
             ``TelemetryClient.submit`` is made for it.
-        next_plan: asked on rank 0 before each switch for another plan, None for none;
-            ``RecommendationClient`` offers one.
+        next_plan: asked on rank 0 before each switch for another plan, None for none: the plan of
+            ``RecommendationClient.current()``, say.
         observer: called as each component begins.
 
     Raises:

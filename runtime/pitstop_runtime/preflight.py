@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pitstop_runtime.errors import SwitchError
+from pitstop_runtime.errors import SwitchError, first_line
 from pitstop_runtime.saver import Saver
 
 
@@ -25,7 +25,7 @@ def check_ipc(saver: Saver) -> None:
         tensor.untyped_storage()._share_cuda_()
     except RuntimeError as error:
         raise SwitchError(
-            f"weights cannot be handed over by CUDA IPC: {str(error).splitlines()[0]}. Allocate what is exported "
+            f"weights cannot be handed over by CUDA IPC: {first_line(error)}. Allocate what is exported "
             "inside saver.disabled(), unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, and see that all "
             "processes see each other's devices (CUDA_VISIBLE_DEVICES)."
         ) from error

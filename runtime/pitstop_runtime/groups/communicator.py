@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +75,9 @@ class Rendezvous:
 class Communicator:
     """One communicator over ``ranks`` (global) of which this process is number ``rank``.
 
-    ``name`` is equal on all members and unique among a process's communicators. ``on_change`` is called after
-    each change of state. ``restore_use`` says that it was in use when it was released, so that a restore runs a
-    first collective.
+    ``name`` is equal on all members and unique among a process's communicators. Its
+    handles follow each change of state. ``restore_use`` says that it was in use when it was released, so that a
+    restore runs a first collective.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class Communicator:
         self.state = CommunicatorState.RELEASED
         self._rendezvous = rendezvous
         self.restore_use = False
-        self.on_change: Callable[[Communicator], None] = lambda _: None
         self._store = store
         self._inner: ProcessGroup | None = None
 
@@ -138,16 +136,15 @@ class Communicator:
         if self.state is CommunicatorState.LIVE:
             return
         store = PrefixStore(self._rendezvous.prefix(self.name), self._store)
-        self._inner = _build(
+        self._inner = build_group(
             self.library, store, self.ranks, self.rank, self.options, self.max_ctas, self.name
         )
         self._enter(CommunicatorState.LIVE)
 
     def connect(self) -> None:
-        """Make NCCL's communicator now instead of at the first collective; all members have to call it."""
-        if self.library is Library.NCCL:
-            device = self.options.device or torch.device("cuda", torch.cuda.current_device())
-            self.backend.eager_connect_single_device(device)
+        """Make NCCL's communicator now, not at the first collective, if the group was made with a bound device."""
+        if self.library is Library.NCCL and self.options.device is not None:
+            self.backend.eager_connect_single_device(self.options.device)
 
     def release(self) -> None:
         """Destroy the communicator; does nothing if there is none."""
@@ -221,10 +218,11 @@ class Communicator:
 
     def _enter(self, state: CommunicatorState) -> None:
         self.state = state
-        self.on_change(self)
+        for handle in self.handles:
+            handle.follow()
 
 
-def _build(
+def build_group(
     library: Library,
     store: Store,
     ranks: tuple[int, ...],
@@ -233,6 +231,7 @@ def _build(
     max_ctas: int | None,
     name: str,
 ) -> ProcessGroup:
+    """A group of torch's own class that torch's registry of groups does not know."""
     backend: Any
     if library is Library.NCCL:
         kind = ProcessGroup.BackendType.NCCL

@@ -16,7 +16,13 @@ from torch.distributed import ProcessGroup
 from pitstop.inventory.lanes import Lane, is_bulk, lane_of
 from pitstop.plan import Plan
 from pitstop_runtime.groups import p2p
-from pitstop_runtime.groups.communicator import Communicator, CommunicatorState, Library, Rendezvous, _build
+from pitstop_runtime.groups.communicator import (
+    Communicator,
+    CommunicatorState,
+    Library,
+    Rendezvous,
+    build_group,
+)
 from pitstop_runtime.groups.handle import BACKEND_NAME, ManagedGroup
 from pitstop_runtime.groups.options import GroupOptions
 
@@ -72,13 +78,12 @@ class Registry:
         name, rank, store = torch_options.group_id, torch_options.group_rank, torch_options.store
         if len(ranks) == 1:
             # A group of one rank has no communicator to speak of: torch's own, never touched.
-            return _build(library, store, ranks, rank, options, None, name)
+            return build_group(library, store, ranks, rank, options, None, name)
         with self._lock:
             p2p.install()
             own = Communicator(name, library, store, ranks, rank, options, None, self.rendezvous)
             handle = ManagedGroup(own, name, next(self._indices), store, options)
             self.handles.append(handle)
-            own.on_change = _followers
             handle.attach(own)
             own.build()
             return handle
@@ -190,7 +195,7 @@ class Registry:
         return bool(old or missing)
 
     def _communicator(self, owner: ManagedGroup, max_ctas: int | None, prefix: str = "") -> Communicator:
-        communicator = Communicator(
+        return Communicator(
             prefix + owner.group_name,
             owner.library,
             owner.own_store,
@@ -200,8 +205,6 @@ class Registry:
             max_ctas,
             self.rendezvous,
         )
-        communicator.on_change = _followers
-        return communicator
 
 
 registry = Registry()
@@ -249,11 +252,6 @@ def _joined(lanes: dict[object, list[ManagedGroup]]) -> list[list[ManagedGroup]]
 def _fits(members: Sequence[ManagedGroup], cap: int | None) -> bool:
     communicator = members[0].communicator
     return communicator.handles == list(members) and communicator.max_ctas == cap
-
-
-def _followers(communicator: Communicator) -> None:
-    for handle in communicator.handles:
-        handle.follow()
 
 
 def _torch_groups() -> Any:

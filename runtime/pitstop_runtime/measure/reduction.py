@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from pitstop.components import Component, Phase
 from pitstop.telemetry import MemoryRecord, PhaseRecord, ProcessCounts, StepRecord
+from pitstop_runtime.errors import first_line
 from pitstop_runtime.measure.memory import MemorySample
 from pitstop_runtime.measure.spans import PhaseSpans
 
@@ -106,7 +107,7 @@ class Reduction:
                 if rows is not None and self._sink is not None:
                     self._sink(record_of(step, rows))
             except Exception as error:  # telemetry never harms a run
-                _log.warning("step records end here: %s", str(error).splitlines()[0] if str(error) else error)
+                _log.warning("step records end here: %s", first_line(error))
                 return
 
     def _gather(self, row: torch.Tensor) -> torch.Tensor | None:

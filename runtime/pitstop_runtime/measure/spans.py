@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from pitstop.components import Component, Phase
@@ -50,30 +50,24 @@ class Spans:
             spans.total_s += time.perf_counter() - start
             self.now = None
 
-    @contextmanager
-    def component(self, phase: Phase, component: Component) -> Iterator[None]:
+    def component(self, phase: Phase, component: Component) -> AbstractContextManager[None]:
         """Time a component that the phase waits for."""
         self.now = (phase, component)
-        start = time.perf_counter()
-        try:
-            if self._observer is not None:
-                self._observer(phase, component)
-            yield
-        finally:
-            self._add(phase, component, time.perf_counter() - start, overlapped=False)
+        return self._timed(phase, component, overlapped=False)
+
+    def overlapped(self, phase: Phase, component: Component) -> AbstractContextManager[None]:
+        """Time a component that runs in a thread beside others."""
+        return self._timed(phase, component, overlapped=True)
 
     @contextmanager
-    def overlapped(self, phase: Phase, component: Component) -> Iterator[None]:
-        """Time a component that runs in a thread beside others."""
+    def _timed(self, phase: Phase, component: Component, *, overlapped: bool) -> Iterator[None]:
         start = time.perf_counter()
         try:
             if self._observer is not None:
                 self._observer(phase, component)
             yield
         finally:
-            self._add(phase, component, time.perf_counter() - start, overlapped=True)
-
-    def _add(self, phase: Phase, component: Component, seconds: float, *, overlapped: bool) -> None:
-        with self._lock:
-            spans = self.phases.setdefault(phase, PhaseSpans())
-            (spans.overlapped_s if overlapped else spans.components_s)[component] += seconds
+            seconds = time.perf_counter() - start
+            with self._lock:
+                spans = self.phases.setdefault(phase, PhaseSpans())
+                (spans.overlapped_s if overlapped else spans.components_s)[component] += seconds
