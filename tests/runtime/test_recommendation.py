@@ -18,7 +18,6 @@ from telemetry_servers import (
     Request,
     nobody,
     real_service,
-    share_tls_context,
     wait_until,
 )
 
@@ -27,6 +26,9 @@ from pitstop.plan import NAMED_PLANS
 from pitstop_runtime.recommendation import Outcome, Recommendation, RecommendationClient
 from pitstop_runtime.telemetry import TelemetryClient
 
+pytestmark = pytest.mark.usefixtures("cheap_clients")
+
+
 NONE = Reply(404, {"title": "Not found"})
 
 
@@ -34,11 +36,6 @@ def document(**changes: Any) -> dict[str, Any]:
     later = datetime.now(UTC) + timedelta(hours=1)
     plan = NAMED_PLANS["lean"].model_dump(mode="json")
     return {"id": "r-1", "plan": plan, "expires_at": later.isoformat(), "reason": "cheaper", **changes}
-
-
-@pytest.fixture(autouse=True)
-def _cheap_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    share_tls_context(monkeypatch)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from telemetry_servers import (
     RealService,
     nobody,
     real_service,
-    share_tls_context,
     wait_until,
     well_behaved,
 )
@@ -33,6 +32,9 @@ from pitstop_runtime.telemetry import DropReason, TelemetryClient, TelemetryStat
 from pitstop_runtime.telemetry.folder import REFUSED, segment_paths
 from pitstop_runtime.telemetry.spool import Spool
 
+pytestmark = pytest.mark.usefixtures("cheap_clients")
+
+
 CRASH = Path(__file__).with_name("telemetry_crash.py")
 
 
@@ -40,18 +42,6 @@ CRASH = Path(__file__).with_name("telemetry_crash.py")
 def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
     with real_service(tmp_path_factory.mktemp("service")) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _cheap_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    share_tls_context(monkeypatch)
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture

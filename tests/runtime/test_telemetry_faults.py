@@ -23,7 +23,6 @@ from telemetry_servers import (
     Reply,
     Request,
     script,
-    share_tls_context,
     wait_until,
     well_behaved,
 )
@@ -41,20 +40,11 @@ from pitstop_runtime.telemetry.transport import (
     idempotency_key,
 )
 
+pytestmark = pytest.mark.usefixtures("cheap_clients")
+
+
 PROBLEM = {"Content-Type": "application/problem+json"}
 KEY = uuid.UUID(int=1)
-
-
-@pytest.fixture(autouse=True)
-def _cheap_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    share_tls_context(monkeypatch)
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture
