@@ -38,6 +38,18 @@ class Backup(StrEnum):
     RETAIN = "retain"
 
 
+class Export(StrEnum):
+    """What gathers the weights while the trainer sleeps.
+
+    ``training``: the training communicators. ``communicator``: one more per export rank set, capped and kept alive.
+    ``copies``: no communicator; the ranks map each other's buffers and copy (one node).
+    """
+
+    TRAINING = "training"
+    COMMUNICATOR = "communicator"
+    COPIES = "copies"
+
+
 class Role(StrEnum):
     """Groups of communicators that a plan treats alike."""
 
@@ -49,9 +61,8 @@ class Role(StrEnum):
 class Plan(StrictModel):
     """One way to switch.
 
-    ``training`` applies to every communicator that training uses. ``dedicated_export`` makes one more
-    communicator per export rank set, capped at ``export_max_ctas`` channels and kept alive; without it the
-    training communicators gather the weights.
+    ``training`` applies to every communicator that training uses. A channel cap that is not given leaves the choice
+    to the library.
     """
 
     schema_version: Literal[1] = PLAN_SCHEMA_VERSION
@@ -64,12 +75,11 @@ class Plan(StrictModel):
     cold_max_ctas: Channels | None = Field(
         default=None, description="channel cap of communicators off the hot path"
     )
-    dedicated_export: bool = Field(
-        default=False, description="a capped communicator of its own gathers the weights"
+    hot_max_ctas: Channels | None = Field(
+        default=None, description="channel cap of communicators on the hot path; a low one slows training"
     )
-    export_max_ctas: Channels = Field(
-        default=4, description="channel cap of the dedicated export communicator"
-    )
+    export: Export = Field(default=Export.TRAINING, description="what gathers the weights")
+    export_max_ctas: Channels = Field(default=4, description="channel cap of each export communicator")
     background_release: bool = Field(
         default=False, description="release beside the saver's copy, joined before hand-over"
     )
@@ -129,7 +139,18 @@ _NAMED = (
         training=Disposition.DESTROY,
         share=True,
         cold_max_ctas=4,
-        dedicated_export=True,
+        export=Export.COMMUNICATOR,
+        background_release=True,
+        backup=Backup.RETAIN,
+        canary=True,
+    ),
+    Plan(
+        name="lean-copies",
+        summary="as lean-released, but ranks copy weights from each other's GPUs: no communicator stays",
+        training=Disposition.DESTROY,
+        share=True,
+        cold_max_ctas=4,
+        export=Export.COPIES,
         background_release=True,
         backup=Backup.RETAIN,
         canary=True,

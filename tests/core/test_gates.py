@@ -26,7 +26,7 @@ from pitstop.gates import (
 )
 from pitstop.gates.gate import release_of
 from pitstop.loading import load_scenario
-from pitstop.plan import BASELINE, NAMED_PLANS, Disposition, Plan
+from pitstop.plan import BASELINE, NAMED_PLANS, Disposition, Export, Plan
 from pitstop.units import GIB
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -153,6 +153,7 @@ CLOSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("canary-on", {}, "canary: false", "canary: true"),
     ("canary-coverage", {"canary_covers": frozenset({"tp", "dp"})}, "not checked: pp, cp, ep", "ep groups"),
     ("cross-node", {"nodes": 2, "cross_node_canary_passed": False}, "2 nodes", "reload"),
+    ("copies-one-node", {"nodes": 2}, "2 nodes", "lean-released"),
     ("nvls-suspend", {"environment": {}}, "NVLS is on", "NCCL_NVLS_ENABLE=0"),
     ("nvls-suspend", {"environment": {"NCCL_NVLS_ENABLE": "2"}}, "NVLS is on", "NCCL_NVLS_ENABLE=0"),
     ("nvls-held", {"environment": {}}, "NVLS is on", "NCCL_NVLS_ENABLE=0"),
@@ -190,6 +191,7 @@ UNKNOWN: list[tuple[str, dict[str, Any]]] = [
     ("ranks-per-gpu", {"ranks_per_gpu": 2, "environment": None}),
     ("ranks-per-gpu", {"ranks_per_gpu": 2, "nccl": None} | environment(NCCL_MULTI_RANK_GPU_ENABLE="1")),
     ("cross-node", {"nodes": 2}),
+    ("copies-one-node", {"nodes": None}),
     ("nvls-suspend", {"environment": None}),
     ("nvls-suspend", {"environment": {}, "nvls_supported_by_gpu": None}),
     ("nccl-graph-register", {"uses_cuda_graphs": None}),
@@ -301,11 +303,11 @@ def closed_for(facts: Facts) -> dict[str, set[str]]:
     [
         ({"nccl": "2.28.9"}, {"suspend"}),
         ({"environment": {}}, {"suspend"}),  # NVLS: refuses a suspend, and only warns of keeping
-        ({"deepep_loaded": True}, RELOADS | {"keep-window", "lean-released"}),
+        ({"deepep_loaded": True}, RELOADS | {"keep-window", "lean-released", "lean-copies"}),
         ({"nodes": 2, "cross_node_canary_passed": False}, set(NAMED_PLANS) - RELOADS),
-        ({"host_available_bytes": 0}, {"lean", "lean-released"}),
+        ({"host_available_bytes": 0}, {"lean", "lean-released", "lean-copies"}),
         ({"saver": "0.0.9"}, set(NAMED_PLANS) - RELOADS),
-        ({"uses_critic": True}, set(NAMED_PLANS) - RELOADS),
+        ({"uses_critic": True}, set(NAMED_PLANS) - RELOADS - {"lean-copies"}),
         ({"double_wrapped_by": "miles"}, set(NAMED_PLANS)),
         ({"single_rank_groups_only": True}, set()),
         (environment(NCCL_CUMEM_ENABLE="0"), {"suspend"}),
@@ -331,7 +333,7 @@ def test_on_one_gpu_there_is_nothing_to_switch_except_backups() -> None:
 def test_a_plan_that_keeps_without_canary_is_refused() -> None:
     for plan in (
         Plan(name="mine", training=Disposition.KEEP),
-        Plan(name="mine", training=Disposition.DESTROY, dedicated_export=True),
+        Plan(name="mine", training=Disposition.DESTROY, export=Export.COMMUNICATOR),
     ):
         assert [result.code for result in judge(plan, GOOD).closed] == ["canary-on"]
     assert "canary-on" not in {result.code for result in evaluate(BASELINE, GOOD)}

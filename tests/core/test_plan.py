@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from pitstop.errors import InvalidInputError, InvalidPlanError
 from pitstop.loading import digest, validate
-from pitstop.plan import BASELINE, NAMED_PLANS, Backup, Cooldown, Disposition, Plan, named_plan
+from pitstop.plan import BASELINE, NAMED_PLANS, Backup, Cooldown, Disposition, Export, Plan, named_plan
 
 
 def test_the_named_plans() -> None:
@@ -19,6 +19,7 @@ def test_the_named_plans() -> None:
         "suspend",
         "lean",
         "lean-released",
+        "lean-copies",
     ]
     for name, plan in NAMED_PLANS.items():
         assert name == plan.name
@@ -30,7 +31,7 @@ def test_the_baseline_pays_a_fixed_cooldown_and_keeps_nothing() -> None:
     assert BASELINE.training is Disposition.DESTROY
     assert BASELINE.cooldown is Cooldown.FIXED
     assert BASELINE.backup is Backup.REALLOCATE
-    assert (BASELINE.share, BASELINE.dedicated_export, BASELINE.canary) == (False, False, False)
+    assert (BASELINE.share, BASELINE.export, BASELINE.canary) == (False, Export.TRAINING, False)
 
 
 def test_deferred_differs_from_the_baseline_by_its_cooldown_only() -> None:
@@ -40,7 +41,7 @@ def test_deferred_differs_from_the_baseline_by_its_cooldown_only() -> None:
 
 def test_every_plan_that_keeps_communicators_checks_them() -> None:
     for plan in NAMED_PLANS.values():
-        if plan.training is not Disposition.DESTROY or plan.dedicated_export:
+        if plan.training is not Disposition.DESTROY or plan.export is Export.COMMUNICATOR:
             assert plan.canary, plan.name
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import typer
 
 from pitstop import __version__
-from pitstop.cli import gates, inventory, plans
+from pitstop.cli import gates, inventory, nccl_config, plans
 from pitstop.errors import InvalidInputError, MissingExtraError, PitstopError, UnsupportedScenarioError
 
 COMMANDS_GROUP = "pitstop.commands"
@@ -70,6 +70,7 @@ def build_app() -> typer.Typer:
     plans.register(app)
     inventory.register(app)
     gates.register(app)
+    nccl_config.register(app)
     for point in sorted(entry_points(group=COMMANDS_GROUP), key=lambda point: point.name):
         try:
             register = point.load()

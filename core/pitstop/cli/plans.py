@@ -6,7 +6,7 @@ import typer
 
 from pitstop.cli.options import JsonOption
 from pitstop.cli.output import console, emit_json, table
-from pitstop.plan import BASELINE, NAMED_PLANS, Plan
+from pitstop.plan import BASELINE, NAMED_PLANS, Export, Plan
 
 COLUMNS = ("plan", "training groups", "shared", "cold cap", "export", "cooldown", "backup", "canary")
 
@@ -42,11 +42,17 @@ def _row(plan: Plan) -> tuple[str, ...]:
         plan.training.value + release,
         _yes(plan.share),
         "none" if plan.cold_max_ctas is None else str(plan.cold_max_ctas),
-        f"own, {plan.export_max_ctas} channels, kept" if plan.dedicated_export else "training groups",
+        _export(plan),
         plan.cooldown.value,
         plan.backup.value,
         _yes(plan.canary),
     )
+
+
+def _export(plan: Plan) -> str:
+    if plan.export is Export.COMMUNICATOR:
+        return f"own, {plan.export_max_ctas} channels, kept"
+    return "copies between GPUs" if plan.export is Export.COPIES else "training groups"
 
 
 def _yes(value: bool) -> str:

@@ -19,6 +19,7 @@ from pitstop.gates.gate import (
     Finding,
     Gate,
     any_plan,
+    copies,
     destroys,
     found_closed,
     found_open,
@@ -71,6 +72,15 @@ def _cross_node(facts: Facts) -> Finding:
     return found_closed(
         f"{facts.nodes} nodes, cross-node canary failed", "Use reload on this hardware and NCCL."
     )
+
+
+def _copies_one_node(facts: Facts) -> Finding:
+    if facts.nodes is None:
+        return not_known("number of nodes not known")
+    if facts.nodes == 1:
+        return found_open("one node")
+    remedy = "Use lean-released, whose weights are gathered over communicators."
+    return found_closed(f"{facts.nodes} nodes", remedy)
 
 
 def nvls_in_use(facts: Facts) -> bool | None:
@@ -181,6 +191,15 @@ COMMUNICATOR_GATES: Final = (
         "radixark/miles#806",
         survives,
         _cross_node,
+    ),
+    Gate(
+        "copies-one-node",
+        "ranks that copy weights from each other are on one node",
+        "The copies read from buffers that another process has made (CUDA IPC), which ends at the node. Whether the "
+        "processes see each other's GPUs is looked at when the manager is made.",
+        "CUDA programming guide, interprocess communication",
+        copies,
+        _copies_one_node,
     ),
     Gate(
         "nvls-suspend",

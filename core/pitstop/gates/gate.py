@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pitstop.gates.facts import Facts
-from pitstop.plan import Backup, Disposition, Plan
+from pitstop.plan import Backup, Disposition, Export, Plan
 
 
 class GateVerdict(StrEnum):
@@ -98,7 +98,12 @@ def any_plan(plan: Plan) -> bool:
 
 def survives(plan: Plan) -> bool:
     """Plans under which a communicator lives through the pause of the trainer's memory."""
-    return plan.training is not Disposition.DESTROY or plan.dedicated_export
+    return plan.training is not Disposition.DESTROY or plan.export is Export.COMMUNICATOR
+
+
+def copies(plan: Plan) -> bool:
+    """Plans under which ranks copy weights from each other's GPUs."""
+    return plan.export is Export.COPIES
 
 
 def suspends(plan: Plan) -> bool:
@@ -144,5 +149,10 @@ def keeps_unchecked(plan: Plan) -> bool:
 def departs(plan: Plan) -> bool:
     """Plans that do more than destroy and rebuild the trainer's own groups, as the baseline does."""
     return (
-        survives_or_retains(plan) or plan.share or plan.cold_max_ctas is not None or plan.background_release
+        survives_or_retains(plan)
+        or plan.share
+        or plan.cold_max_ctas is not None
+        or plan.hot_max_ctas is not None
+        or plan.export is not Export.TRAINING
+        or plan.background_release
     )

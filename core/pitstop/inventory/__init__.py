@@ -8,7 +8,7 @@ training step and a weight export really use.
 from pitstop.inventory.classes import rank_classes
 from pitstop.inventory.groups import Group, SharedCommunicator, groups_of_rank, shared_rank_sets, world_group
 from pitstop.inventory.kinds import Backend
-from pitstop.inventory.sites import CommunicatorSite, RankClass, fold_sites
+from pitstop.inventory.sites import CommunicatorSite, RankClass, fold_sites, share_sites
 from pitstop.inventory.stages import Stage, stages_of
 from pitstop.inventory.topology import Topology
 from pitstop.inventory.use import StepOptions, Use
@@ -29,6 +29,7 @@ __all__ = [
     "groups_of_rank",
     "megatron_rules",
     "rank_classes",
+    "share_sites",
     "shared_rank_sets",
     "stages_of",
     "world_group",

@@ -13,7 +13,11 @@ Source of the overlaps: megatron-core 0.16 and 0.19, ``overlap_grad_reduce`` and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Lane(StrEnum):
@@ -64,3 +68,38 @@ def is_bulk(description: str) -> bool:
     """Whether a channel cap on this kind of group could slow training: unknown kinds count as bulk."""
     lane = lane_of(description)
     return lane in (Lane.GRADIENT, Lane.OWN) or description in _BULK
+
+
+def shared_parts(
+    groups: Sequence[T], description: Callable[[T], str], likeness: Callable[[T], Hashable]
+) -> list[list[T]]:
+    """Groups in sets that may share one communicator each, by the order of their first ones.
+
+    Args:
+        groups: in the order of creation, equal on all ranks.
+        description: Megatron's ``group_desc`` of a group.
+        likeness: what has to be equal in groups that share: ranks, library and options.
+    """
+    place = {id(group): index for index, group in enumerate(groups)}
+    alike: dict[Hashable, dict[Hashable, list[T]]] = {}
+    for group in groups:
+        lane: Hashable = lane_of(description(group))
+        if lane is Lane.OWN:
+            lane = id(group)
+        alike.setdefault(likeness(group), {}).setdefault(lane, []).append(group)
+    parts: list[list[T]] = []
+    for lanes in alike.values():
+        free = lanes.pop(None, [])
+        apart = list(lanes.values())
+        riders = [part for part in apart if lane_of(description(part[0])) is not Lane.OWN]
+        if free and riders:
+            # Groups without a lane ride on the coldest part there is.
+            carrier = min(
+                riders, key=lambda part: (any(is_bulk(description(g)) for g in part), place[id(part[0])])
+            )
+            carrier.extend(free)
+            carrier.sort(key=lambda group: place[id(group)])
+        elif free:
+            apart.append(free)
+        parts += apart
+    return sorted(parts, key=lambda part: place[id(part[0])])

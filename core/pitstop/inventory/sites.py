@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pitstop.inventory.groups import WORLD_GROUP_NAME, Group
 from pitstop.inventory.kinds import Backend
+from pitstop.inventory.lanes import shared_parts
 from pitstop.inventory.placement import Span, span_of
 from pitstop.inventory.stages import Stage
 from pitstop.inventory.use import Use
@@ -63,16 +65,24 @@ class CommunicatorSite:
         return self.names == (WORLD_GROUP_NAME,)
 
 
-def fold_sites(sites: tuple[CommunicatorSite, ...]) -> tuple[CommunicatorSite, ...]:
+def fold_sites(sites: Sequence[CommunicatorSite]) -> tuple[CommunicatorSite, ...]:
     """Sites with equal ranks and backend as one site each; the default group stays alone."""
     folded: dict[tuple[object, ...], list[CommunicatorSite]] = {}
     for site in sites:
         folded.setdefault((site.backend, site.ranks, site.is_world), []).append(site)
-    return tuple(same[0] if len(same) == 1 else _merged(same) for same in folded.values())
+    return tuple(_merged(same) for same in folded.values())
 
 
-def _merged(same: list[CommunicatorSite]) -> CommunicatorSite:
+def share_sites(sites: Sequence[CommunicatorSite]) -> tuple[CommunicatorSite, ...]:
+    """Sites as a plan with ``share`` makes them: equal ranks and backend, and no overlap on purpose (``lanes``)."""
+    parts = shared_parts(sites, lambda site: site.names[0], lambda site: (site.backend, site.ranks))
+    return tuple(_merged(part) for part in parts)
+
+
+def _merged(same: Sequence[CommunicatorSite]) -> CommunicatorSite:
     first = same[0]
+    if len(same) == 1:
+        return first
     return CommunicatorSite(
         names=tuple(name for site in same for name in site.names),
         config_names=tuple(name for site in same for name in site.config_names),
@@ -106,7 +116,7 @@ class RankClass:
         Args:
             use: only those that a training step or an export uses (lazy creation); None: all (eager
                 creation).
-            share: groups with equal rank sets share one communicator.
+            share: groups with equal rank sets share communicators, as under a plan with ``share``.
         """
         chosen = tuple(s for s in self.sites if s.is_managed and (use is None or use in s.uses))
-        return fold_sites(chosen) if share else chosen
+        return share_sites(chosen) if share else chosen
