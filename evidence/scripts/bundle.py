@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 EVIDENCE = Path(__file__).resolve().parent.parent
 SOURCES = EVIDENCE / "sources"
+CLOCK_S = 0.001  # parts that are shorter say more of the clock than of the part
+UNMEASURED = 100_000  # steps of measure_switch_plans.py from here on set up what follows
 MIB = 1024**2
 GIB = 1024**3
 
@@ -130,11 +134,14 @@ def switches(name: str) -> Iterator[Row]:
     for r in source(name):
         released = "export_cap" in r
         plan = "lean-released" if released else r["plan"]
+        # These shared one communicator per rank set, which no plan does any more: groups of other lanes keep theirs.
+        outdated = plan in SHARING
         overlap = "par" if r.get("overlap_threads") == "True" else "seq"
         run = f"{r['world']}/cap{r['export_cap']}/{overlap}" if released else f"{r['world']}/{plan}"
         common: Row = {
-            "kind": "measured", "use": "holdout", "run": run, "step": r["cycle"], "warmup": r["cycle"] == "0",
-            "gpu": "h200", "ranks_per_gpu": r["ranks_per_gpu"], "world_size": r["world"], "layout": f"tp{r['tp']}",
+            "kind": "measured", "use": "context" if outdated else "holdout", "run": run, "step": r["cycle"],
+            "warmup": r["cycle"] == "0", "gpu": "h200", "ranks_per_gpu": r["ranks_per_gpu"],
+            "world_size": r["world"], "layout": f"tp{r['tp']}",
             "nccl": "2.30.7", "plan": plan, "payload_bytes": 8 * GIB, "max_ctas": r.get("export_cap", ""),
             "communicators": r.get("communicators") or r["training_communicators"], "config": overlap if released else "",  # noqa: E501
         }  # fmt: skip
@@ -145,6 +152,95 @@ def switches(name: str) -> Iterator[Row]:
         for moment in ("held_at_sync", "held_in_rollout"):
             value = int(r[f"{moment}_mib"]) * MIB
             yield {**common, "quantity": moment, "value": value, "unit": "byte/gpu"}
+
+
+RUNTIME_LAYOUTS = {
+    "tp2": "tp2",
+    "tp2dp2": "tp2-dp2",
+    "tp4dp2": "tp4-dp2",
+    "tp4cp2ep8": "tp4-cp2-ep8",
+    "tp2pp2dp2": "tp2-pp2-dp2",
+}
+SHARING = ("lean", "lean-released", "lean-copies")
+
+
+def runtime_switches() -> Iterator[Row]:
+    """Step records of the runtime: one file per fresh process, beside its facts."""
+    for path in sorted((SOURCES / "switches").glob("*.jsonl")):
+        name, repeat = path.stem.rsplit("-", 1)
+        facts = json.loads(path.with_suffix(".json").read_text())
+        world = {"tp2": 2, "tp2dp2": 4}.get(name, 8)
+        place: Row = {
+            "kind": "measured", "run": f"{name}/{repeat}", "gpu": "h200", "ranks_per_gpu": world // 2,
+            "world_size": world, "layout": RUNTIME_LAYOUTS[name], "nccl": "2.30.7",
+        }  # fmt: skip
+        # First runs are for fitting, later ones are held out. Two of the first left the library 64 channels between
+        # ranks of one GPU; since then a cap leaves them 32.
+        first = repeat == "1"
+        copied = False
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            # Until peers' memory was mapped through one's own GPU, the first export by copies made a context on each
+            # other GPU, 528 MiB per process that stay for good: what is held from then on is not the plan's.
+            copied = copied or (record["plan"] == "lean-copies" and "ipc_own_gpu" not in facts)
+            if record["step"] < UNMEASURED:
+                yield from _step_rows(record, place, facts["hot_max_ctas"], first, copied)
+        for kind in ("own", "shared"):
+            if communicators := facts.get(f"{kind}_communicators"):
+                yield {
+                    **place, "use": "context", "quantity": f"memory.{kind}_communicators", "unit": "byte/rank",
+                    "value": round(sum(each["mib"] for each in communicators) * MIB),
+                    "communicators": len(communicators), "max_ctas": facts["hot_max_ctas"] or "",
+                }  # fmt: skip
+            for group, rates in facts.get(f"{kind}_bandwidth", {}).items():
+                yield {
+                    **place, "use": "context", "quantity": f"bandwidth.{kind}_ratio", "unit": "1",
+                    "value": rates["ratio"], "note": f"{group}: all-reduce of 128 MiB, managed over torch's own",
+                }  # fmt: skip
+
+
+def _step_rows(
+    record: dict[str, Any], place: Row, hot_ctas: int | None, first: bool, copied: bool
+) -> Iterator[Row]:
+    shares = record["plan"] in SHARING
+    common: Row = {
+        **place, "use": "context" if first else "holdout", "step": record["step"],
+        "plan": record["plan"], "payload_bytes": 8 * GIB,
+        "max_ctas": (hot_ctas or "") if shares else "", "backup": "retain" if shares else "reallocate",
+        "communicators": record["counts"]["communicators"],
+    }  # fmt: skip
+    phases = record["phases"]
+    seconds = {"switch": sum(found["total_s"] for found in phases.values())}
+    for phase, found in phases.items():
+        seconds[phase] = found["total_s"]
+        seconds |= {f"part.{phase}.{part}": s for part, s in found["components_s"].items()}
+        seconds |= {f"beside.{phase}.{part}": s for part, s in found.get("overlapped_s", {}).items()}
+    for quantity, value in seconds.items():
+        if value >= CLOCK_S:
+            yield {**common, "quantity": quantity, "value": f"{value:.6f}", "unit": "s"}
+    if first:
+        yield from _laws(record["plan"], common, seconds, hot_ctas)
+    for moment in ("held_at_sync", "held_in_rollout"):
+        value = record["memory"][f"{moment}_bytes"]
+        row: Row = {**common, "quantity": moment, "value": value, "unit": "byte/gpu"}
+        if copied:
+            row |= {"use": "context", "note": "528 MiB more per process: contexts on the other GPU"}
+        yield row
+
+
+def _laws(plan: str, common: Row, seconds: dict[str, float], hot_ctas: int | None) -> Iterator[Row]:
+    """What laws are fitted to, of plans under which nothing else is under way."""
+    per_gpu = int(str(common["ranks_per_gpu"]))
+    fitted: Row = {**common, "use": "fit", "unit": "s"}
+    if plan in ("lean", "lean-released") and per_gpu == 4 and "tp4" in str(common["layout"]):
+        channels = 4 if plan == "lean-released" else hot_ctas
+        value = f"{seconds['part.update_weights.weights.gather']:.6f}"
+        gathered: Row = {"quantity": "export.gather", "payload_bytes": 4 * GIB, "max_ctas": channels}
+        yield {**fitted, **gathered, "value": value}
+    if plan in ("reload", "keep", "keep-window", "lean"):
+        for phase, part in (("sleep", "saver.pause"), ("wake_up", "saver.resume")):
+            value = f"{seconds[f'part.{phase}.{part}']:.6f}"
+            yield {**fitted, "quantity": part, "payload_bytes": 8 * GIB // per_gpu, "value": value}
 
 
 def sglang() -> Iterator[Row]:
@@ -222,7 +318,8 @@ def all_rows() -> Iterator[Row]:
     parts = {
         "h200x2-communicators": communicators(), "h200x2-lifecycle": lifecycle(), "h200x2-memory-saver": memory_saver(),
         "h200x2-saver-sizes": saver_sizes(), "h200x2-switch-plans": switches("h200x2_switch_plans.csv"),
-        "h200x2-lean-released": switches("h200x2_lean_released.csv"), "sglang-h200x2": sglang(), "": task23(),
+        "h200x2-lean-released": switches("h200x2_lean_released.csv"),
+        "h200x2-runtime": runtime_switches(), "sglang-h200x2": sglang(), "": task23(),
         "public": public(),
     }  # fmt: skip
     counts: dict[str, int] = {}

@@ -6,11 +6,13 @@ fitted; ``costs.py`` has the laws themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pitstop.inventory import CommunicatorSite, rank_classes
 from pitstop.scenario import Scenario
-from pitstop.units import GIB, MIB
+from pitstop.units import GB, GIB, MIB
 
 from .calibration import Array, Calibration, Parameter, Ranges
 from .evidence import Evidence, Row, load_evidence
@@ -196,17 +198,31 @@ def _saver(b: _Builder, evidence: Evidence) -> None:
     Processes that allocate at the same time on one host slow each other by processes ** contention.
     """
     for op, slow in (("pause", "host.alloc"), ("resume", "host.free")):
-        rows = evidence.fit(f"saver.{op}")
-        gib = _column(rows, "payload_bytes") / GIB
-        fresh = np.array([float(r.backup == "reallocate") for r in rows])
-        ranks = _column(rows, "world_size")
-        fit = fit_law(
-            lambda p, g=gib, f=fresh, n=ranks: g * (p[0] + f * p[1] * n ** np.minimum(p[2], 1.0)),  # type: ignore[misc]
-            [0.02, 0.4, 0.2],
-            rows,
-        )
+        everywhere = evidence.fit(f"saver.{op}")
+        # Copying and allocating, from processes that do nothing else; how 8 processes contend, from whole switches.
+        rows = [r for r in everywhere if r.corpus != "h200x2-runtime"]
+        law = _saver_law(rows)
+        fit = fit_law(lambda p, law=law: law(p[0], p[1], p[2]), [0.02, 0.4, 0.2], rows)  # type: ignore[misc]
         names = {f"saver.{op}_s_per_gib": "s/GiB", f"{slow}_s_per_gib": "s/GiB", f"{slow}_contention": "1"}
         b.add_fit(f"saver.{op}", names, fit, "torch_memory_saver 0.0.10, 1 to 8 GiB, backup retained or not")
+        copy, fresh, _ = fit.medians
+        rows = [r for r in everywhere if r.backup == "reallocate" and (r.world_size or 1) > 1]
+        law = _saver_law(rows)
+        fit = fit_law(lambda p, law=law, c=copy, f=fresh: law(c, f, p[0]), [0.2], rows)  # type: ignore[misc]
+        names = {f"{slow}_contention": "1"}
+        b.add_fit("saver.contention", names, fit, "2 to 8 processes that allocate at the same time")
+
+
+def _saver_law(rows: list[Row]) -> Callable[[float, float, float], Array]:
+    """Seconds by copying and allocating (s/GiB each) and the exponent of contention; a GPU's ranks share its link."""
+    gib = _column(rows, "payload_bytes") / GIB
+    fresh = np.array([float(r.backup == "reallocate") for r in rows])
+    ranks, per_gpu = _column(rows, "world_size"), _column(rows, "ranks_per_gpu")
+
+    def law(copy: float, allocate: float, contention: float) -> Array:
+        return np.asarray(gib * (copy * per_gpu + fresh * allocate * ranks ** np.minimum(contention, 1.0)))
+
+    return law
 
 
 def _gather(b: _Builder, evidence: Evidence) -> None:
@@ -224,6 +240,13 @@ def _gather(b: _Builder, evidence: Evidence) -> None:
     ]
     fit = fit_law(lambda p: p[0] * np.ones(len(rows)), [500.0], rows)
     b.add_fit("gather", {"gather.gb_per_s_link": "GB/s"}, fit, "512 MiB all-gather, default channels, NVLink")
+    rows = evidence.fit("export.gather")
+    gb, channels = _column(rows, "payload_bytes") / GB, _column(rows, "max_ctas")
+    fit = fit_law(lambda p: gb / (p[0] * channels), [0.6], rows)
+    names = {"gather.gb_per_s_channel_sharing": "GB/s/channel"}
+    b.add_fit(
+        "gather", names, fit, "4 GiB gathered in 64-MiB shards among 4 ranks on 2 GPUs, 4 and 16 channels"
+    )
 
 
 def _engine(b: _Builder, evidence: Evidence) -> None:
@@ -282,6 +305,14 @@ def _priors(b: _Builder) -> None:
     b.add_prior(
         "store", "store.request_s", "s", 1e-4, 1.0, "14 new_group calls of 2 ranks took 4 ms in the raw logs"
     )
+    for name, unit, median, log_se in (
+        ("copies.s_per_part", "s", 2.8e-4, 0.2),
+        ("copies.gb_per_s_gpu", "GB/s", 300.0, 0.2),
+        ("copies.buffers_s", "s", 0.01, 0.5),
+    ):
+        b.add_prior(
+            "copies", name, unit, median, log_se, "lean-copies on 2 and 8 ranks of two H200, 0.05 s each", 3
+        )
     b.add_prior(
         "network",
         "create.per_node_doubling_s",

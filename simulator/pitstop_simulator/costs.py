@@ -9,7 +9,7 @@ Laws are physical, so that they carry over to a layout nobody ran:
   back and destroyed in the same order are therefore released at the spacing of their creation; those made at
   unrelated times wait half a period each on average. ``evidence/scripts/measure_communicators.py`` shows both.
 - pause = bytes x (copy + allocation of pinned memory unless the backup is retained); resume likewise, with its release
-- gather = bytes / min(channels x rate per channel, link rate)
+- gather = bytes / min(channels x rate per channel, link rate); by copies: parts x seconds per part + bytes / rate
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pitstop.inventory import CommunicatorSite, RankClass, Use, fold_sites
-from pitstop.plan import Backup, Plan
+from pitstop.inventory import CommunicatorSite, RankClass, Use, fold_sites, share_sites
+from pitstop.inventory.caps import cap_of
+from pitstop.inventory.lanes import is_bulk
+from pitstop.plan import Backup, Export, Plan
 from pitstop.scenario import EngineName, GroupCreation, Scenario
 from pitstop.sizing import rank_bytes, total_parameters
 from pitstop.units import GB, GIB, MIB
@@ -30,6 +32,12 @@ PROXY_POLL_S = 0.5
 """Timeout of the poll in NCCL's proxy service and UDS threads (src/proxy.cc); the same on every GPU."""
 
 BF16_BYTES = 2
+
+SHARING_CHANNELS = 16
+"""Channels up to which a gather among ranks that share a GPU gets faster (h200x2-runtime, 4 against 16 channels)."""
+
+COPIES_PART_BYTES = 32 * MIB
+"""Bytes of a shard that a rank offers to its peers at a time (``pitstop_runtime.groups.copies``); two such buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +102,20 @@ class ClassCosts:
         if self.scenario.trainer.manage_world and self.cls.world.is_managed:
             sites.insert(0, self.cls.world)
         if plan.share:
-            sites = list(fold_sites(tuple(sites)))
+            sites = list(share_sites(sites))
         if self.scenario.trainer.group_creation is GroupCreation.LAZY:
             sites = [site for site in sites if site.uses]
-        return [self.communicator(site, None if site.hot else plan.cold_max_ctas) for site in sites]
+        return [self.communicator(site, self._cap(site, plan)) for site in sites]
+
+    @staticmethod
+    def _cap(site: CommunicatorSite, plan: Plan) -> int | None:
+        """As the runtime does it, which does not know what of its groups a step uses."""
+        bulk = not site.is_world and any(is_bulk(name) for name in site.names)
+        return cap_of(plan.cold_max_ctas, plan.hot_max_ctas, bulk=bulk, same_gpu=site.same_gpu)
 
     def export_only(self, plan: Plan) -> list[Communicator]:
         """The dedicated export communicators of ``plan``: one per rank set that the export uses."""
-        if not plan.dedicated_export:
+        if plan.export is not Export.COMMUNICATOR:
             return []
         sites = fold_sites(self.cls.communicators(Use.EXPORT))
         return [self.communicator(site, plan.export_max_ctas) for site in sites]
@@ -128,15 +142,20 @@ class ClassCosts:
             canary_s=d["canary.s"] + d["canary.sharing_s"] * self.ranks_per_gpu * (self.ranks_per_gpu - 1),
         )
 
-    def release_s(self, communicators: list[Communicator], waits: Array) -> Array:
-        """Seconds to destroy communicators one after the other.
+    def release_s(
+        self, communicators: list[Communicator], waits: Array, *, side_by_side: bool = False
+    ) -> Array:
+        """Seconds to destroy communicators, one after the other or side by side.
 
         Args:
             communicators: in the order of creation, which is also that of release.
             waits: mean waits for a random poll phase, shape (at least len(communicators), draws).
+            side_by_side: all at once, which takes as long as the latest of all their threads' polls.
         """
         if not communicators:
             return np.zeros(self.draws.count)
+        if side_by_side:
+            return np.full(self.draws.count, PROXY_POLL_S)
         if self.scenario.trainer.group_creation is GroupCreation.LAZY:
             return np.asarray(waits[: len(communicators)].sum(axis=0))
         spacing = sum(
@@ -175,9 +194,24 @@ class ClassCosts:
         rate = d["gather.gb_per_s_link"]
         if cap is not None:
             rate = np.minimum(rate, cap * d["gather.gb_per_s_channel"])
+        tensor = [s for s in self.cls.communicators(Use.EXPORT) if "TENSOR_MODEL_PARALLEL_GROUP" in s.names]
+        if any(site.size > site.gpus for site in tensor):
+            # Ranks of one communicator take turns on their GPU, and a turn moves what the channels hold.
+            channels = min(cap or SHARING_CHANNELS, SHARING_CHANNELS)
+            rate = np.minimum(rate, channels * d["gather.gb_per_s_channel_sharing"])
         if self.export_nodes > 1:
             rate = np.minimum(rate, d["gather.gb_per_s_network"])
         return np.asarray(self.gathered_bytes / GB / rate)
+
+    def copies_s(self) -> Array:
+        """Gathering weight shards by copies: ranks meet after each part, and share their GPU's copy rate."""
+        d = self.draws
+        if not self.cls.communicators(Use.EXPORT):
+            return np.zeros(d.count)
+        shard_bytes = self.gathered_bytes / self.scenario.layout.tp
+        parts = shard_bytes / COPIES_PART_BYTES
+        per_gpu = (self.gathered_bytes - shard_bytes) * self.ranks_per_gpu
+        return np.asarray(parts * d["copies.s_per_part"] + per_gpu / GB / d["copies.gb_per_s_gpu"])
 
     def transfer_s(self) -> Array:
         """Flattening and serialising the gathered weights for the engine's process."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pitstop.components import Component, Phase
-from pitstop.plan import Cooldown, Disposition, Plan
+from pitstop.plan import Cooldown, Disposition, Export, Plan
 from pitstop.scenario import GroupCreation
 
 from .calibration import WAITS, Array
-from .costs import PROXY_POLL_S, ClassCosts, Communicator, SiteFactors
+from .costs import COPIES_PART_BYTES, PROXY_POLL_S, ClassCosts, Communicator, SiteFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Schedule:
 
 def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Schedule:
     """The operations of one class under ``plan``, after the first few switches (steady state)."""
-    zero = np.zeros(costs.draws.count)
+    parts = _Parts(costs, plan)
     trainer = costs.scenario.trainer
     lazy = trainer.group_creation is GroupCreation.LAZY
     live = costs.live(plan)
@@ -66,64 +66,7 @@ def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Sched
     destroys = plan.training in (Disposition.DESTROY, Disposition.DESTROY_AFTER_SYNC)
     # Destroyed lazy communicators come back only with their next use, so training has those that a step uses.
     training = [c for c in live if c.in_step] if lazy and destroys else live
-    groups = len(costs.cls.sites) + int(trainer.manage_world)
-
-    def total(communicators: list[Communicator], what: str) -> Array:
-        return sum((getattr(c, what) for c in communicators), zero)
-
-    def release(which: list[Communicator], salt: int) -> list[Operation]:
-        if not any(site.is_managed for site in (*costs.cls.sites, costs.cls.world)):
-            return []  # every group has one rank: there is nothing to destroy, so no port to wait for
-        seconds = costs.release_s(which, costs.draws.waits(salt * WAITS // 2, len(which) + 1, PROXY_POLL_S))
-        background = plan.background_release and salt == 0
-        operations = [
-            Operation(
-                Component.GROUP_RELEASE,
-                seconds,
-                background=background,
-                driver=True,
-                owes_cooldown=True,
-                communicator_bytes=-total(which, "bytes"),
-            )
-        ]
-        if plan.cooldown is Cooldown.FIXED:
-            operations.append(Operation(Component.COOLDOWN, np.full(costs.draws.count, trainer.cooldown_s)))
-        return operations
-
-    def restore(eagerly: list[Communicator], on_use: list[Communicator]) -> list[Operation]:
-        operations = [
-            Operation(Component.COOLDOWN, zero, awaits_cooldown=True),
-            Operation(Component.GROUP_RESTORE, costs.handles_s(groups), store=True, joins=True),
-        ]
-        created = eagerly or on_use
-        if created:
-            operations.append(_creation(created, total))
-        return operations
-
-    def suspension(which: list[Communicator]) -> Operation:
-        left = 1 - np.minimum(costs.draws["suspend.left_share"], 1.0)
-        return Operation(
-            Component.GROUP_RELEASE,
-            total(which, "suspend_s"),
-            driver=True,
-            communicator_bytes=-total(which, "bytes") * left,
-        )
-
-    def resumption(which: list[Communicator]) -> Operation:
-        left = 1 - np.minimum(costs.draws["suspend.left_share"], 1.0)
-        return Operation(
-            Component.GROUP_RESTORE,
-            total(which, "resume_s"),
-            driver=True,
-            joins=True,
-            communicator_bytes=total(which, "bytes") * left,
-        )
-
-    def canary(which: list[Communicator]) -> list[Operation]:
-        wanted = plan.canary and bool(which)
-        seconds = costs.draws["canary.once_s"] + total(which, "canary_s")
-        return [Operation(Component.CANARY, seconds, joins=True)] if wanted else []
-
+    eager = [] if lazy else live
     pause = Operation(
         Component.SAVER_PAUSE,
         costs.pause_s(plan.backup, factors),
@@ -137,43 +80,48 @@ def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Sched
         trainer_bytes=float(costs.saved_bytes),
     )
     sync = [
-        Operation(
-            Component.WEIGHTS_GATHER, costs.gather_s(plan.export_max_ctas if export else None), joins=True
-        ),
+        Operation(Component.WEIGHTS_GATHER, parts.gather_s(bool(export)), joins=True),
         Operation(Component.WEIGHTS_TRANSFER, costs.transfer_s()),
         Operation(Component.ENGINE_LOAD, costs.load_s(factors)),
     ]
     sleep = [Operation(Component.CLEAR_MEMORY, costs.clear_s())]
     update: list[Operation] = []
     wake: list[Operation] = []
-    first_step = zero
+    first_step = parts.zero
     match plan.training:
         case Disposition.DESTROY:
-            sleep += [*release(training, 0), pause, *canary(export)]
-            if export:
+            sleep += [*parts.release(training, 0), pause, *parts.canary(export)]
+            if plan.export is Export.COPIES:
+                update += [parts.buffers(1), *sync, parts.buffers(-1)]
+            elif export:
                 update += sync
             else:
                 back = gathering if lazy else live
-                update += [*restore([] if lazy else live, gathering), *sync, *release(back, 1)]
-            wake += [resume, *restore([] if lazy else live, [])]
-            first_step = total(training, "create_s") if lazy else zero
+                update += [*parts.restore(eager, gathering), *sync, *parts.release(back, 1)]
+            wake += [resume, *parts.restore(eager, [])]
+            first_step = parts.total(training, "create_s") if lazy else parts.zero
         case Disposition.DESTROY_AFTER_SYNC:
             late = [c for c in gathering if c not in training] if lazy else []
-            sleep += [pause, *canary(training)]
-            update += [*([_creation(late, total)] if late else []), *sync, *release([*training, *late], 1)]
-            wake += [resume, *restore([] if lazy else live, [])]
-            first_step = total(training, "create_s") if lazy else zero
+            sleep += [pause, *parts.canary(training)]
+            update += [
+                *([parts.creation(late)] if late else []),
+                *sync,
+                *parts.release([*training, *late], 1),
+            ]
+            wake += [resume, *parts.restore(eager, [])]
+            first_step = parts.total(training, "create_s") if lazy else parts.zero
         case Disposition.KEEP:
-            sleep += [pause, *canary([*training, *export])]
+            sleep += [pause, *parts.canary([*training, *export])]
             update += sync
             wake += [resume]
         case Disposition.SUSPEND:
-            sleep += [suspension(live), pause]
-            update += [resumption(gathering), *canary(gathering), *sync, suspension(gathering)]
-            wake += [resume, resumption(live)]
+            sleep += [parts.suspension(live), pause]
+            # All of them: a trainer's export may use any group, and a suspended one would refuse.
+            update += [parts.resumption(live), *parts.canary(live), *sync, parts.suspension(live)]
+            wake += [resume, parts.resumption(live)]
     return Schedule(
         ranks=costs.cls.count,
-        start_communicator_bytes=total([*training, *export], "bytes"),
+        start_communicator_bytes=parts.total([*training, *export], "bytes"),
         saved_bytes=float(costs.saved_bytes),
         overhead_bytes=costs.overhead_bytes(),
         communicators=len(training) + len(export),
@@ -182,12 +130,94 @@ def build_schedule(costs: ClassCosts, plan: Plan, factors: SiteFactors) -> Sched
     )
 
 
-def _creation(which: list[Communicator], total: object) -> Operation:
-    assert callable(total)
-    return Operation(
-        Component.FIRST_COLLECTIVE,
-        total(which, "create_s"),
-        driver=True,
-        joins=True,
-        communicator_bytes=total(which, "bytes"),
-    )
+class _Parts:
+    """What happens to communicators in a switch, as operations."""
+
+    def __init__(self, costs: ClassCosts, plan: Plan) -> None:
+        self.costs, self.plan = costs, plan
+        self.trainer = costs.scenario.trainer
+        self.zero = np.zeros(costs.draws.count)
+
+    def total(self, communicators: list[Communicator], what: str) -> Array:
+        return sum((getattr(c, what) for c in communicators), self.zero)
+
+    def release(self, which: list[Communicator], salt: int) -> list[Operation]:
+        costs, plan = self.costs, self.plan
+        if not any(site.is_managed for site in (*costs.cls.sites, costs.cls.world)):
+            return []  # every group has one rank: there is nothing to destroy, so no port to wait for
+        background = plan.background_release and salt == 0
+        waits = costs.draws.waits(salt * WAITS // 2, len(which) + 1, PROXY_POLL_S)
+        operations = [
+            Operation(
+                Component.GROUP_RELEASE,
+                costs.release_s(which, waits, side_by_side=background),
+                background=background,
+                driver=not background,  # side by side, they all wait for a poll, and the driver is free
+                owes_cooldown=True,
+                communicator_bytes=-self.total(which, "bytes"),
+            )
+        ]
+        if plan.cooldown is Cooldown.FIXED:
+            seconds = np.full(costs.draws.count, self.trainer.cooldown_s)
+            operations.append(Operation(Component.COOLDOWN, seconds))
+        return operations
+
+    def restore(self, eagerly: list[Communicator], on_use: list[Communicator]) -> list[Operation]:
+        groups = len(self.costs.cls.sites) + int(self.trainer.manage_world)
+        operations = [
+            Operation(Component.COOLDOWN, self.zero, awaits_cooldown=True),
+            Operation(Component.GROUP_RESTORE, self.costs.handles_s(groups), store=True, joins=True),
+        ]
+        created = eagerly or on_use
+        return [*operations, self.creation(created)] if created else operations
+
+    def creation(self, which: list[Communicator]) -> Operation:
+        return Operation(
+            Component.FIRST_COLLECTIVE,
+            self.total(which, "create_s"),
+            driver=True,
+            joins=True,
+            communicator_bytes=self.total(which, "bytes"),
+        )
+
+    def suspension(self, which: list[Communicator]) -> Operation:
+        return Operation(
+            Component.GROUP_RELEASE,
+            self.total(which, "suspend_s"),
+            driver=True,
+            communicator_bytes=-self._suspended_bytes(which),
+        )
+
+    def resumption(self, which: list[Communicator]) -> Operation:
+        return Operation(
+            Component.GROUP_RESTORE,
+            self.total(which, "resume_s"),
+            driver=True,
+            joins=True,
+            communicator_bytes=self._suspended_bytes(which),
+        )
+
+    def _suspended_bytes(self, which: list[Communicator]) -> Array:
+        left = np.minimum(self.costs.draws["suspend.left_share"], 1.0)
+        return np.asarray(self.total(which, "bytes") * (1 - left))
+
+    def buffers(self, sign: int) -> Operation:
+        """Making (1) or freeing (-1) the two buffers through which weights are copied between ranks."""
+        count = self.costs.draws.count
+        return Operation(
+            Component.GROUP_RESTORE if sign > 0 else Component.GROUP_RELEASE,
+            self.costs.draws["copies.buffers_s"],
+            joins=True,
+            communicator_bytes=np.full(count, sign * 2.0 * COPIES_PART_BYTES),
+        )
+
+    def canary(self, which: list[Communicator]) -> list[Operation]:
+        if not self.plan.canary or not which:
+            return []
+        seconds = self.costs.draws["canary.once_s"] + self.total(which, "canary_s")
+        return [Operation(Component.CANARY, seconds, joins=True)]
+
+    def gather_s(self, dedicated: bool) -> Array:
+        if self.plan.export is Export.COPIES:
+            return self.costs.copies_s()
+        return self.costs.gather_s(self.plan.export_max_ctas if dedicated else self.plan.hot_max_ctas)

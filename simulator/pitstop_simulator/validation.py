@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pitstop.components import Phase
-from pitstop.plan import NAMED_PLANS, Cooldown, Plan
+from pitstop.plan import NAMED_PLANS, Plan
 from pitstop.prediction import Interval, PlanPrediction, Verdict
 from pitstop.scenario import Scenario, StrictModel
 from pitstop.units import GIB
@@ -187,28 +187,30 @@ def _switch_cases(evidence: Evidence, calibration: Calibration, seed: int) -> It
             ("held_at_sync_bytes", "held_at_sync", plan.held_at_sync_bytes),
             ("held_in_rollout_bytes", "held_in_rollout", plan.held_in_rollout_bytes),
         ):
-            yield _case(arm.id, quantity, float(np.mean(_values(arm.rows, name))), interval, plan, steps)
+            if observed := _values(arm.rows, name):
+                yield _case(arm.id, quantity, float(np.mean(observed)), interval, plan, steps)
 
 
 def _switch_arms(evidence: Evidence) -> Iterator[_Arm]:
-    for corpus in ("h200x2-switch-plans", "h200x2-lean-released"):
-        rows = evidence.select(corpus=corpus, use=UseOfRow.HOLDOUT)
-        for run in dict.fromkeys(row.run for row in rows):
-            mine = [row for row in rows if row.run == run]
-            first = mine[0]
-            yield _Arm(
-                f"{corpus}-{run.replace('/', '-')}", _switch_scenario(first), _as_carried_out(first), mine
-            )
+    for corpus in ("h200x2-switch-plans", "h200x2-runtime"):
+        arms: dict[str, list[Row]] = {}
+        for row in evidence.select(corpus=corpus, use=UseOfRow.HOLDOUT):
+            where = row.layout if corpus == "h200x2-runtime" else row.world_size
+            arms.setdefault(f"{corpus}-{where}-{row.plan}", []).append(row)
+        for name, rows in arms.items():
+            yield _Arm(name, _switch_scenario(rows[0]), _as_carried_out(rows[0]), rows)
 
 
 def _switch_scenario(row: Row) -> Scenario:
     ranks_per_gpu = row.ranks_per_gpu or 1
+    sizes = {part[:2]: int(part[2:]) for part in row.layout.split("-")}
+    moe = "ep" in sizes
     return Scenario.model_validate(
         {
             "name": "h200x2",
             "hardware": {"gpu": "h200", "gpus_per_node": 2, "ranks_per_gpu": ranks_per_gpu},
-            "layout": {"tp": 2},
-            "model": "qwen3-0.6b",
+            "layout": {**sizes, **({"etp": 1} if moe else {})},
+            "model": "qwen3-30b-a3b" if moe else "qwen3-0.6b",
             # As the scripts did it: all groups touched, no engine, 8 GiB per GPU saved, half of it gathered over TP.
             "trainer": {
                 "group_creation": "eager",
@@ -224,11 +226,8 @@ def _switch_scenario(row: Row) -> Scenario:
 
 
 def _as_carried_out(row: Row) -> Plan:
-    """The plan of a held-out row: the scripts capped no cold communicator, and overlapped only where they say so."""
+    """The plan of a held-out row; the first script capped no cold communicator, the runtime's campaign hot ones too."""
     plan = NAMED_PLANS[row.plan]
-    changes: dict[str, Any] = {"cold_max_ctas": None}
-    if plan.dedicated_export:
-        changes |= {"export_max_ctas": row.max_ctas, "background_release": row.config == "par"}
-    if plan.cooldown is Cooldown.FIXED:
-        changes |= {"cooldown": Cooldown.FIXED}
-    return plan.model_copy(update=changes)
+    if row.corpus == "h200x2-runtime":
+        return plan.model_copy(update={"hot_max_ctas": row.max_ctas} if plan.share else {})
+    return plan.model_copy(update={"cold_max_ctas": None})

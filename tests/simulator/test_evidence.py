@@ -38,7 +38,7 @@ def test_ids_are_unique_and_name_their_corpus(evidence: Evidence) -> None:
 
 def test_values_and_units(evidence: Evidence) -> None:
     assert {row.unit for row in evidence.rows if row.corpus != "public"} <= {
-        "s", "GB/s", "byte/gpu", "byte/rank", "byte", "token", "token/s",
+        "s", "GB/s", "1", "byte/gpu", "byte/rank", "byte", "token", "token/s",
     }  # fmt: skip
     fitted = [row for row in evidence.rows if row.use is UseOfRow.FIT]
     assert fitted
@@ -46,7 +46,9 @@ def test_values_and_units(evidence: Evidence) -> None:
 
 
 def test_every_source_is_represented(evidence: Evidence) -> None:
-    assert {path.name for path in SOURCES.iterdir()} == set(CORPUS_OF_SOURCE)
+    assert {path.name for path in SOURCES.iterdir()} == {*CORPUS_OF_SOURCE, "switches"}
+    runs = {row.run for row in evidence.rows if row.corpus == "h200x2-runtime"}
+    assert runs == {path.stem.replace("-", "/") for path in (SOURCES / "switches").glob("*.jsonl")}
     for name, corpus in CORPUS_OF_SOURCE.items():
         lines = [x for x in (SOURCES / name).read_text().splitlines() if x and not x.startswith("#")]
         records = list(csv.DictReader(lines))
@@ -74,8 +76,13 @@ def test_keepalive_rows_and_whole_switches_are_held_out(evidence: Evidence) -> N
         if row.corpus.startswith("task23-"):
             expected = UseOfRow.SITE if row.plan == "reload" else UseOfRow.HOLDOUT
             assert row.use is expected, row.id
-        if row.corpus in ("h200x2-switch-plans", "h200x2-lean-released"):
-            assert row.use is UseOfRow.HOLDOUT, row.id
+        if row.corpus == "h200x2-switch-plans":
+            expected = UseOfRow.CONTEXT if row.plan == "lean" else UseOfRow.HOLDOUT
+            assert row.use is expected, row.id
+        if row.corpus == "h200x2-runtime":
+            # The first run of a layout is for fitting, and the whole switches of later ones never are.
+            assert (row.use is UseOfRow.HOLDOUT) <= (not row.run.endswith("/1")), row.id
+            assert (row.use is UseOfRow.FIT) <= row.run.endswith("/1"), row.id
 
 
 def test_provenance_is_complete(evidence: Evidence) -> None:

@@ -70,7 +70,7 @@ def test_the_budget_marks_plans(h200x2: Scenario) -> None:
     roomy, tight, none = (predict(h200x2, budget_bytes=round(gib * GIB), draws=50) for gib in (100, 2, 0.1))
     assert all(p.within_budget for p in roomy.plans)
     fitting = {p.plan for p in tight.plans if p.within_budget}
-    assert fitting == {"reload", "reload-deferred", "suspend", "lean", "lean-released"}
+    assert fitting == {"reload", "reload-deferred", "suspend", "lean-released", "lean-copies"}
     assert tight.recommended.plan in fitting
     assert not any(p.within_budget for p in none.plans)
     assert none.recommended.plan == "reload"
