@@ -14,60 +14,18 @@ from pitstop.inventory import CommunicatorSite, rank_classes
 from pitstop.scenario import Scenario
 from pitstop.units import GB, GIB, MIB
 
-from .calibration import Array, Calibration, Parameter, Ranges
+from .calibration import Array, Calibration, Ranges
+from .collector import Collector, rounded
 from .evidence import Evidence, Row, load_evidence
-from .fitting import Fit, fit_law
+from .fitting import fit_law
 
 _EVIDENCE_GPU = "h200"
-
-_POOLED_LAWS = ("create", "suspend", "resume", "saver.pause", "saver.resume", "engine")
-"""Laws of components that take long enough for their spread to be more than clock noise."""
-
-_POOL_DF = 4
-"""Weight of the pool, in degrees of freedom."""
-
-
-class _Builder:
-    """Collects parameters and the rows they were fitted to."""
-
-    def __init__(self) -> None:
-        self.parameters: dict[str, Parameter] = {}
-        self.rows: set[str] = set()
-        self.spreads: dict[str, Fit] = {}
-
-    def add_fit(self, law: str, names: dict[str, str], fit: Fit, source: str) -> None:
-        """Add a fit's parameters; ``names`` maps name to unit, in the fit's order."""
-        self.rows |= set(fit.rows)
-        self.spreads[law] = fit
-        for (name, unit), median, log_se in zip(names.items(), fit.medians, fit.log_se, strict=True):
-            self.parameters[name] = Parameter(
-                law=law,
-                unit=unit,
-                median=_rounded(median),
-                log_se=_rounded(log_se),
-                log_run=_rounded(fit.log_run),
-                run_df=fit.run_df,
-                log_step=_rounded(fit.log_step),
-                rows=len(fit.rows),
-                source=source,
-            )
-
-    def add_prior(
-        self, law: str, name: str, unit: str, median: float, log_se: float, source: str, rows: int = 0
-    ) -> None:
-        """Add a parameter that no fitted row determines; ``source`` says where it comes from."""
-        self.parameters[name] = Parameter(
-            law=law, unit=unit, median=_rounded(median), log_se=_rounded(log_se), rows=rows, source=source
-        )
-
-    def __getitem__(self, name: str) -> float:
-        return self.parameters[name].median
 
 
 def calibrate(evidence: Evidence | None = None) -> Calibration:
     """Fit all laws; deterministic for the evidence."""
     evidence = evidence or load_evidence()
-    b = _Builder()
+    b = Collector()
     _memory(b, evidence)
     _creation(b, evidence)
     _suspension(b, evidence)
@@ -75,13 +33,13 @@ def calibrate(evidence: Evidence | None = None) -> Calibration:
     _saver(b, evidence)
     _gather(b, evidence)
     _engine(b, evidence)
-    _pool_spreads(b)
+    b.pool_spreads()
     _priors(b)
     _hardware_spread(b, evidence)
     return Calibration.build(evidence.digest, sorted(b.rows), b.parameters, _ranges(evidence))
 
 
-def _memory(b: _Builder, evidence: Evidence) -> None:
+def _memory(b: Collector, evidence: Evidence) -> None:
     """NCCL allocates per channel, so memory is base + channels x bytes; without a cap, a count set by the link."""
     rows = [r for r in evidence.fit("memory.destroy_freed", corpus="h200x2-lifecycle") if r.max_ctas]
     counts, caps = _column(rows, "communicators"), _column(rows, "max_ctas")
@@ -124,7 +82,7 @@ def _memory(b: _Builder, evidence: Evidence) -> None:
         )
 
 
-def _creation(b: _Builder, evidence: Evidence) -> None:
+def _creation(b: Collector, evidence: Evidence) -> None:
     """Creation maps the communicator's buffers: a fixed part and one in proportion to its bytes."""
     rows = evidence.fit("communicator.create", corpus="h200x2-lifecycle")
     mib = np.array([_bytes_of(b, r.max_ctas) for r in rows]) / MIB
@@ -156,7 +114,7 @@ def _creation(b: _Builder, evidence: Evidence) -> None:
     )
 
 
-def _suspension(b: _Builder, evidence: Evidence) -> None:
+def _suspension(b: Collector, evidence: Evidence) -> None:
     """Suspend and resume unmap and map the same buffers, communicator by communicator."""
     for op in ("suspend", "resume"):
         rows = [
@@ -183,7 +141,7 @@ def _suspension(b: _Builder, evidence: Evidence) -> None:
     )
 
 
-def _canary(b: _Builder, evidence: Evidence) -> None:
+def _canary(b: Collector, evidence: Evidence) -> None:
     rows = evidence.fit("communicator.canary")
     # Ranks that share a GPU take turns on it: each waits for each other one, hence ranks x (ranks - 1).
     count, ranks = _column(rows, "communicators"), _column(rows, "ranks_per_gpu")
@@ -192,7 +150,7 @@ def _canary(b: _Builder, evidence: Evidence) -> None:
     b.add_fit("canary", names, fit, "one small all-reduce per kept communicator after the pause")
 
 
-def _saver(b: _Builder, evidence: Evidence) -> None:
+def _saver(b: Collector, evidence: Evidence) -> None:
     """Pausing copies; without a retained backup it also allocates pinned memory, which dominates, and frees it again.
 
     Processes that allocate at the same time on one host slow each other by processes ** contention.
@@ -225,7 +183,7 @@ def _saver_law(rows: list[Row]) -> Callable[[float, float, float], Array]:
     return law
 
 
-def _gather(b: _Builder, evidence: Evidence) -> None:
+def _gather(b: Collector, evidence: Evidence) -> None:
     """An all-gather is bound by its channels, or by the link once there are enough of them."""
     rows = [r for r in evidence.fit("bandwidth.allgather") if r.max_ctas]
     fit = fit_law(lambda p: p[0] * _column(rows, "max_ctas"), [30.0], rows)
@@ -249,7 +207,7 @@ def _gather(b: _Builder, evidence: Evidence) -> None:
     )
 
 
-def _engine(b: _Builder, evidence: Evidence) -> None:
+def _engine(b: Collector, evidence: Evidence) -> None:
     rows = evidence.fit("engine.flatten_serialize_gather")
     gib = _column(rows, "payload_bytes") / GIB
     fit = fit_law(lambda p: p[0] * gib, [0.003], rows)
@@ -269,35 +227,7 @@ def _engine(b: _Builder, evidence: Evidence) -> None:
     )
 
 
-def _pool_spreads(b: _Builder) -> None:
-    """Shrink each timing law's spreads towards those of all timing laws: few runs say little about a spread.
-
-    The usual moderated variance: (d0 s0^2 + d s^2) / (d0 + d), with the pool's variance s0^2 and d0 degrees of freedom.
-    A law seen in one run has no run-to-run spread of its own and takes the pool's.
-    """
-    pooled = {law: b.spreads[law] for law in _POOLED_LAWS}
-    step = _weighted_variance([(f.log_step, f.step_df) for f in pooled.values()])
-    run = _weighted_variance([(f.log_run, f.run_df) for f in pooled.values() if f.runs > 1])
-    for name, p in b.parameters.items():
-        fit = pooled.get(p.law)
-        if fit is None:
-            continue
-        d_run = fit.run_df if fit.runs > 1 else 0
-        shrunk_run = (_POOL_DF * run + d_run * fit.log_run**2) / (_POOL_DF + d_run)
-        shrunk_step = (_POOL_DF * step + fit.step_df * fit.log_step**2) / (_POOL_DF + fit.step_df)
-        changes = {
-            "log_run": _rounded(shrunk_run**0.5),
-            "run_df": _POOL_DF + d_run,
-            "log_step": _rounded(shrunk_step**0.5),
-        }
-        b.parameters[name] = p.model_copy(update=changes)
-
-
-def _weighted_variance(spreads: list[tuple[float, int]]) -> float:
-    return sum(df * sd**2 for sd, df in spreads) / sum(df for _, df in spreads)
-
-
-def _priors(b: _Builder) -> None:
+def _priors(b: Collector) -> None:
     """Quantities that no fitted row covers: wide, and each with its reason."""
     b.add_prior(
         "clear", "clear.s", "s", 0.4416, 0.8, "vllm-project/vime#442, one reported value on 1 x L20", 1
@@ -335,7 +265,7 @@ def _priors(b: _Builder) -> None:
     )
 
 
-def _hardware_spread(b: _Builder, evidence: Evidence) -> None:
+def _hardware_spread(b: Collector, evidence: Evidence) -> None:
     """Spread between machines: how far figures reported from other machines lie from the laws fitted on H200."""
     public = {(r.source, r.quantity, r.note): r.value for r in evidence.select(corpus="public")}
 
@@ -363,13 +293,13 @@ def _hardware_spread(b: _Builder, evidence: Evidence) -> None:
     by_law = {"memory": spread_bytes, "engine": 1.0, "transfer": 1.0}
     for name, parameter in b.parameters.items():
         spread = by_law.get(parameter.law, spread_s)
-        b.parameters[name] = parameter.model_copy(update={"log_hardware": _rounded(spread)})
+        b.parameters[name] = parameter.model_copy(update={"log_hardware": rounded(spread)})
     for name in ("comm.channels_direct", "comm.channels_socket"):
         # Channel counts follow the link: a bridge or PCIe gets fewer than NVSwitch by a factor of several.
         b.parameters[name] = b.parameters[name].model_copy(update={"log_hardware": 0.5})
 
 
-def _bytes_of(b: _Builder, cap: int | None) -> float:
+def _bytes_of(b: Collector, cap: int | None) -> float:
     """Bytes of a communicator between two GPUs of one node with ``cap`` channels (None: uncapped)."""
     channels = b["comm.channels_direct"] if cap is None else min(cap, b["comm.channels_direct"])
     return b["comm.base_bytes"] + b["comm.channel_bytes"] * channels
@@ -424,8 +354,3 @@ def _ranges(evidence: Evidence) -> Ranges:
         nccl=sorted({r.nccl for r in rows if r.nccl}),
         torch=sorted({v["torch"] for v in versions if "torch" in v}),
     )
-
-
-def _rounded(value: float) -> float:
-    """Seven significant digits: enough for any use, and the same on every machine."""
-    return float(f"{value:.7g}")
