@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,17 @@ def test_each_plan_is_explained() -> None:
         name for row in table.splitlines() if row.startswith("| `") for name in re.findall(r"`([\w-]+)`", row)
     ]
     assert explained == list(NAMED_PLANS)
+
+
+def test_the_shown_output_is_that_of_the_command() -> None:
+    block = next(b for b in re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+    command, shown = block.split("\n", 1)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("pitstop")), *shlex.split(command.removeprefix("$ "))[1:]],
+        cwd=ROOT,
+        env=os.environ | {"NO_COLOR": "1", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == shown.strip()

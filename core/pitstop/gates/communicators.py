@@ -148,8 +148,9 @@ def _deepep(facts: Facts) -> Finding:
     alive = [name for name, loaded in libraries.items() if loaded]
     if alive:
         remedy = (
-            "Free it before groups are released (DeepEP: explicitly_destroy=True and Buffer.destroy()), and make it "
-            "again after; or use a plan that destroys nothing (keep, lean)."
+            "Free it before groups are released (DeepEP: explicitly_destroy=True and Buffer.destroy()), make it again "
+            "after, and state that it is not alive then: Facts(deepep_loaded=False, nvshmem_loaded=False). A plan that "
+            "destroys nothing (keep, lean) helps only until it falls back to reload."
         )
         return found_closed(f"alive: {', '.join(alive)}", remedy)
     return not_known() if None in libraries.values() else found_open("neither is alive")
