@@ -10,7 +10,7 @@ was just rebuilt, makes NCCL build its connections while memory is free.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,21 @@ from pitstop_runtime.errors import CanaryError, first_line
 from pitstop_runtime.groups import Communicator, Library
 
 _POLL_S = 0.0002
+_LONGEST_POLL_S = 0.02
+_LOOK_S = 0.5
 _SIZE = 4
 
 
 class Canary:
-    """Buffers for the canary, made once while memory is there (inside ``saver.disabled()``)."""
+    """Buffers for the canary, made once while memory is there (inside ``saver.disabled()``).
 
-    def __init__(self, timeout_s: float) -> None:
+    ``timeout_s`` is the time limit in seconds; ``is_vain`` is asked from time to time whether there is anything left to
+    wait for.
+    """
+
+    def __init__(self, timeout_s: float, is_vain: Callable[[], bool] = lambda: False) -> None:
         self.timeout_s = timeout_s
+        self._is_vain = is_vain
         self._buffers: dict[str, torch.Tensor] = {}
 
     def prepare(self, communicators: Sequence[Communicator]) -> None:
@@ -47,7 +54,7 @@ class Canary:
         started = time.monotonic()
         works = [(each, self._start(each)) for each in communicators]
         for each, work in works:
-            _wait(each, work, started + self.timeout_s, self.timeout_s)
+            self._wait(each, work, started + self.timeout_s)
         for each, _ in works:
             self._check(each)
 
@@ -56,6 +63,25 @@ class Canary:
         buffer.copy_(torch.tensor(_pattern(communicator.rank), dtype=torch.float64))
         try:
             return communicator.inner.allreduce([buffer])
+        except RuntimeError as error:
+            raise _failed(communicator, error) from error
+
+    def _wait(self, communicator: Communicator, work: Any, deadline: float) -> None:
+        pause_s, look = _POLL_S, time.monotonic() + _LOOK_S
+        while not work.is_completed():
+            now = time.monotonic()
+            if now > deadline:
+                raise CanaryError(f"{communicator}: no answer within {self.timeout_s:g} s")
+            if now > look:
+                if self._is_vain():
+                    raise CanaryError(f"{communicator}: no answer, and another rank has found one missing")
+                look = now + _LOOK_S
+            time.sleep(pause_s)
+            pause_s = min(
+                1.1 * pause_s, _LONGEST_POLL_S
+            )  # a tenth of what was waited: late by no more than that
+        try:
+            work.wait()
         except RuntimeError as error:
             raise _failed(communicator, error) from error
 
@@ -69,17 +95,6 @@ class Canary:
 
 def _pattern(rank: int) -> list[float]:
     return [1.0, rank + 1.0, (rank + 1.0) ** 2, float(rank % 2)]
-
-
-def _wait(communicator: Communicator, work: Any, deadline: float, timeout_s: float) -> None:
-    while not work.is_completed():
-        if time.monotonic() > deadline:
-            raise CanaryError(f"{communicator}: no answer within {timeout_s:g} s")
-        time.sleep(_POLL_S)
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise _failed(communicator, error) from error
 
 
 def _failed(communicator: Communicator, error: Exception) -> CanaryError:

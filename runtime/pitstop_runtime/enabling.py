@@ -44,7 +44,11 @@ class Enabling:
         if self.stage is Stage.READY:
             return self.plan
         return BASELINE.model_copy(
-            update={"share": self.plan.share, "cold_max_ctas": self.plan.cold_max_ctas}
+            update={
+                "share": self.plan.share,
+                "cold_max_ctas": self.plan.cold_max_ctas,
+                "hot_max_ctas": self.plan.hot_max_ctas,
+            }
         )
 
     def prove(self) -> None:

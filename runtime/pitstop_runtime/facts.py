@@ -27,6 +27,7 @@ def live_facts(stated: Facts, registry: Registry, control: Control, saver: Saver
     Every rank has to call it: ranks count nodes and ranks per GPU together.
     """
     places = control.union([f"{socket.gethostname()}|{_gpu()}|{dist.get_rank()}"])
+    registry.devices = {int(rank): device for device, rank in (place.rsplit("|", 1) for place in places)}
     saved_bytes = saver.saved_bytes()
     nodes = {place.split("|")[0] for place in places}
     gpus = [place.rsplit("|", 1)[0] for place in places]

@@ -66,6 +66,7 @@ TRANSITIONS: Mapping[State, Mapping[Entry, frozenset[State]]] = {
     State.CLOSED: {Entry.SHUTDOWN: frozenset({State.CLOSED})},
 }
 
+# For each refusal but those of FAILED.
 _REMEDIES: Mapping[tuple[State, Entry], str] = {
     (State.ACTIVE, Entry.WAKE_UP): "There is nothing to wake: call sleep() first.",
     **{(paused, entry): "Call wake_up() first." for paused in _PAUSED for entry in _WORK},
@@ -130,6 +131,5 @@ class Lifecycle:
             return (
                 f"an earlier switch failed ({self.failure}). Call shutdown(), and restart from a checkpoint."
             )
-        remedy = _REMEDIES.get((self.state, entry), "")
-        memory = "the trainer's memory is paused" if self.state.is_paused else "the trainer is active"
-        return f"the state is {self.state} ({memory}). {remedy}"
+        memory = " (the trainer's memory is paused)" if self.state.is_paused else ""
+        return f"the state is {self.state}{memory}. {_REMEDIES[self.state, entry]}"

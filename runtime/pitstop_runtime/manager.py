@@ -34,10 +34,11 @@ from pitstop.components import Component, Phase
 from pitstop.gates import Facts
 from pitstop.plan import Plan, named_plan
 from pitstop.telemetry import StepRecord
-from pitstop_runtime.choice import PlanChoice
+from pitstop_runtime.background import is_beside
+from pitstop_runtime.choice import PlanChoice, Recommender
 from pitstop_runtime.control import Control, Objection
 from pitstop_runtime.enabling import Enabling, Stage
-from pitstop_runtime.errors import RankFailedError
+from pitstop_runtime.errors import ForbiddenTransitionError, RankFailedError
 from pitstop_runtime.executor import Executor, Limits
 from pitstop_runtime.facts import live_facts
 from pitstop_runtime.groups import Registry
@@ -47,7 +48,7 @@ from pitstop_runtime.lifecycle import Entry, Lifecycle, State
 from pitstop_runtime.measure.counts import LeakWatch, count
 from pitstop_runtime.measure.memory import sample
 from pitstop_runtime.measure.reduction import RankStep, Reduction
-from pitstop_runtime.measure.spans import Observer, Spans
+from pitstop_runtime.measure.spans import Observer, Spans, place_of
 from pitstop_runtime.preflight import check_ipc
 from pitstop_runtime.protocol import Protocol
 from pitstop_runtime.saver import NullSaver, ParameterCheck, Recomputed, Saver
@@ -91,8 +92,8 @@ class SwitchManager:
         check: checksums of parameters across the pause.
         on_record: called on rank 0, in a thread, with the record of each switch;
             ``TelemetryClient.submit`` is made for it.
-        next_plan: asked on rank 0 before each switch for another plan, None for none: the plan of
-            ``RecommendationClient.current()``, say.
+        recommendations: a ``RecommendationClient``. That of rank 0 is asked before each switch; while it has a
+            recommendation, that plan is followed, and it is told what became of it.
         observer: called as each component begins.
 
     Raises:
@@ -110,7 +111,7 @@ class SwitchManager:
         recomputed: Recomputed | None = None,
         check: ParameterCheck | None = None,
         on_record: Callable[[StepRecord], None] | None = None,
-        next_plan: Callable[[], Plan | None] | None = None,
+        recommendations: Recommender | None = None,
         observer: Observer | None = None,
         registry: Registry = process_registry,
     ) -> None:
@@ -125,14 +126,15 @@ class SwitchManager:
         self._sleeps = 0
         self._spans = self._new_spans()
         self._step = RankStep(step=0, plan="")
-        self._control = Control(settings.limits.timeout_s)
-        self._reduction = Reduction(_RECORD_TIMEOUT_S, on_record)
+        self._control = Control(settings.limits.agreement_s)
+        with self._control.naming_the_lost("making the manager"):
+            self._reduction = Reduction(_RECORD_TIMEOUT_S, on_record, settings.limits.agreement_s)
         self._executor = Executor(registry, self._control, self._saver, settings.limits, lambda: self._spans)
         self._protocol = Protocol(self._control, self.lifecycle, registry.rendezvous, self._describe)
         self._hand_over = HandOver(self._control, self._saver)
         seen = live_facts(facts or Facts(), registry, self._control, self._saver)
         wanted = named_plan(plan) if isinstance(plan, str) else plan
-        self._choice = PlanChoice(wanted, seen, self._control, next_plan, strict=settings.strict_gates)
+        self._choice = PlanChoice(wanted, seen, self._control, recommendations, strict=settings.strict_gates)
         self._protocol.require("making the manager", plan=self.plan)
         error = self._protocol.attempt(lambda: self._set_up(seen))
         self._protocol.require("making the manager", error)
@@ -176,7 +178,7 @@ class SwitchManager:
                 self._protocol.raise_if(objection, error)
             self._step.at_sync = sample(self._executor.communicators())
             self.lifecycle.become(self._executor.paused_state())
-            self._hand_over.to_engine(self.settings.engine_bytes)
+            self._protocol.together(lambda: self._hand_over.to_engine(self.settings.engine_bytes))
 
     def update_weights(self, export: Callable[[WeightSync], Any]) -> None:
         """Run the trainer's export with communicators ready, guarded: if it raises anywhere, groups are torn down.
@@ -195,9 +197,8 @@ class SwitchManager:
             with self._spans.phase(Phase.UPDATE_WEIGHTS):
                 self._protocol.require("update_weights", plan=plan)
                 error = self._protocol.attempt(lambda: self._sync(plan, export, paused=paused))
-                # An export that failed is no reason to give the run up; the alarm knows who was first.
-                blame = self._control.alarm() if error is not None else None
-                objection = self._protocol.consult("end of update_weights", error, fatal=False, blame=blame)
+                # An export that failed is no reason to give the run up.
+                objection = self._protocol.consult("end of update_weights", error, fatal=False)
                 if objection is not None:
                     self._give_up(objection)
                     if not paused:
@@ -224,10 +225,11 @@ class SwitchManager:
             plan = self.plan
             with self._spans.phase(Phase.WAKE_UP):
                 self._protocol.require("wake_up", plan=plan)
-                self._hand_over.to_trainer()
+                self._protocol.together(self._hand_over.to_trainer)
                 error = self._protocol.attempt(lambda: self._wake(plan))
                 self._protocol.require("end of wake_up", error)
             self.lifecycle.become(State.ACTIVE)
+            self._choice.end_switch()
             self._record()
 
     @contextmanager
@@ -260,6 +262,8 @@ class SwitchManager:
     def shutdown(self) -> None:
         """End: send what was measured, and leave the groups to torch. From any state, and again, harmless."""
         with self.lifecycle.entry(Entry.SHUTDOWN):
+            if self.state is State.FAILED:
+                self._choice.end(self.lifecycle.failure or "")
             if self.state is not State.CLOSED:
                 self._reduction.close(self.settings.limits.timeout_s if self.state is State.ACTIVE else 1.0)
                 self._control.close()
@@ -269,8 +273,16 @@ class SwitchManager:
         """Take another plan from the next switch on, if its gates are open; the same on all ranks.
 
         Returns whether it was taken; after a fall-back none is.
+
+        Raises:
+            ForbiddenTransitionError: a switch is under way, or the manager cannot go on.
+            RankFailedError: a rank did not come; the state is FAILED.
         """
-        return self._choice.change(plan)
+        if self.state is not State.ACTIVE:
+            raise ForbiddenTransitionError(
+                f"change_plan() is not allowed now: the state is {self.state}. Call it between wake_up() and sleep()."
+            )
+        return self._protocol.together(lambda: self._choice.change(plan))
 
     # What the phases do on this rank.
 
@@ -311,20 +323,16 @@ class SwitchManager:
 
     def _sync(self, plan: Plan, export: Callable[[WeightSync], Any], *, paused: bool) -> None:
         sync = WeightSync(self._spans)
-        try:
-            if paused:
-                self._executor.begin_sync(plan)
-            with self._control.watch(self._on_alarm):
-                export(sync)
-            if self.settings.require_confirmation:
-                sync.require_confirmation()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # nothing of the export may be under way when groups are released
-            if paused:
-                self._executor.end_sync(plan)
-        except Exception as error:
-            self._control.raise_alarm(self._describe(error))
-            raise
+        if paused:
+            self._executor.begin_sync()
+        with self._control.watch(self._on_alarm):
+            export(sync)
+        if self.settings.require_confirmation:
+            sync.require_confirmation()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # nothing of the export may be under way when groups are released
+        if paused:
+            self._executor.end_sync(plan)
 
     def _wake(self, plan: Plan) -> None:
         self._executor.begin_wake(plan)
@@ -337,7 +345,7 @@ class SwitchManager:
 
     def _give_up(self, objection: Objection) -> None:
         """The baseline takes over, on all ranks."""
-        self.enabling.fall_back(str(objection))
+        self._choice.give_up(str(objection))
         self._step.fallback = str(objection)[:2000]
         self._executor.tear_down()
 
@@ -349,7 +357,7 @@ class SwitchManager:
     def _describe(self, error: Exception) -> str:
         """What happened, where: enough to file a bug."""
         at = self._spans.now
-        where = f"{at[0]}/{at[1]}" if at else "between components"
+        where = place_of(error) or (f"{at[0]}/{at[1]}" if at else "between components")
         return (
             f"{type(error).__name__} on rank {self._control.rank} in {where} (plan {self._step.plan}, "
             f"switch {self._steps}): {error}"
@@ -358,7 +366,7 @@ class SwitchManager:
     # Before and after.
 
     def _begin(self, step: int | None) -> None:
-        self._choice.adopt()
+        self._protocol.together(self._choice.begin_switch)
         self._steps = self._steps + 1 if step is None else step
         self._spans = self._new_spans()
         self._step = RankStep(step=self._steps, plan=self.plan.name, phases=self._spans.phases)
@@ -372,7 +380,12 @@ class SwitchManager:
 
     def _new_spans(self) -> Spans:
         synchronize = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
-        return Spans(synchronize, self._observer)
+        return Spans(synchronize, self._observe)
+
+    def _observe(self, phase: Phase, component: Component) -> None:
+        self._control.note(f"{phase}/{component}", beside=is_beside())
+        if self._observer is not None:
+            self._observer(phase, component)
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,15 @@ class RankError(RuntimeError):
     """A rank failed or took too long; the message has the traceback of the first one."""
 
 
-def run_ranks(function: RankFunction, world_size: int, timeout_s: float = 60.0) -> list[Any]:
+def run_ranks(
+    function: RankFunction, world_size: int, timeout_s: float = 60.0, lost: Collection[int] = ()
+) -> list[Any]:
     """Call ``function(rank, world_size, rendezvous file)`` in one forked process per rank.
 
+    Ranks in ``lost`` are meant to die or to hang: they may, and are ended when the others have ended.
+
     Returns:
-        What each rank returned (JSON-able), by rank.
+        What each rank returned (JSON-able), by rank; None for a lost one.
 
     Raises:
         RankError: a rank raised, died or did not end in time; the others are ended too.
@@ -39,13 +43,16 @@ def run_ranks(function: RankFunction, world_size: int, timeout_s: float = 60.0) 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pids = {_fork(function, rank, world_size, folder): rank for rank in range(world_size)}
-        failed = _wait(pids, timeout_s)
+        failed = _wait(pids, timeout_s, lost)
         errors = sorted(folder.glob("error*"))
         if errors:
             raise RankError(f"{errors[0].name}: {errors[0].read_text()}")
         if failed:
             raise RankError(f"ranks {failed} died or did not end within {timeout_s} s")
-        return [json.loads((folder / f"result{rank}").read_text()) for rank in range(world_size)]
+        return [
+            None if rank in lost else json.loads((folder / f"result{rank}").read_text())
+            for rank in range(world_size)
+        ]
 
 
 def _fork(function: RankFunction, rank: int, world_size: int, folder: Path) -> int:
@@ -64,23 +71,22 @@ def _fork(function: RankFunction, rank: int, world_size: int, folder: Path) -> i
         os._exit(status)
 
 
-def _wait(pids: dict[int, int], timeout_s: float) -> list[int]:
+def _wait(pids: dict[int, int], timeout_s: float, lost: Collection[int]) -> list[int]:
     """Wait for all ranks, give the others a moment once one has failed, and return the ranks that failed."""
     failed, deadline = [], time.monotonic() + timeout_s
-    while pids:
+    while not set(pids.values()) <= set(lost):
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in pids:
             rank = pids.pop(pid)
-            if os.waitstatus_to_exitcode(status):
+            if os.waitstatus_to_exitcode(status) and rank not in lost:
                 failed.append(rank)
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
         elif time.monotonic() > deadline:
-            for left in pids:
-                os.kill(left, signal.SIGKILL)
-            failed.extend(pids.values())
-            for left in list(pids):
-                os.waitpid(left, 0)
-            return failed
+            failed.extend(set(pids.values()) - set(lost))
+            break
         else:
             time.sleep(_POLL_S)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     return failed

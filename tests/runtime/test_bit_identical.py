@@ -42,6 +42,7 @@ ASLEEP = {
     "suspend": "paused-released",
     "lean": "paused-live",
     "lean-released": "paused-released",
+    "lean-copies": "paused-released",
 }
 
 

@@ -9,6 +9,7 @@ allows for the backend name ``gloo`` only.
 """
 
 from pitstop_runtime.groups.communicator import Communicator, CommunicatorState, Library
+from pitstop_runtime.groups.copies import PeerCopies
 from pitstop_runtime.groups.handle import BACKEND_NAME, ManagedGroup
 from pitstop_runtime.groups.registry import Registry, Wiring, register, registry, release
 
@@ -20,6 +21,7 @@ __all__ = [
     "CommunicatorState",
     "Library",
     "ManagedGroup",
+    "PeerCopies",
     "Registry",
     "Wiring",
     "registry",

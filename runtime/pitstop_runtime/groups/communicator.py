@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, Store
 
-from pitstop_runtime.errors import UnsupportedDispositionError
+from pitstop_runtime.errors import SwitchError, UnsupportedDispositionError, first_line
 from pitstop_runtime.groups import nccl
 from pitstop_runtime.groups.options import GroupOptions
 
@@ -58,18 +59,23 @@ class Rendezvous:
     """
 
     def __init__(self) -> None:
-        self._epoch = 0
+        self.limit_s: float | None = (
+            None  # for how long members wait for each other, if not as the group does
+        )
+        self.epoch = 0
+        self._series = 0
         self._builds: Counter[str] = Counter()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch; numbers only rise."""
-        self._epoch = epoch
+        """Begin an epoch. Numbers rise; one that does not is the first of a new series, of another manager."""
+        self._series += epoch <= self.epoch
+        self.epoch = epoch
         self._builds.clear()
 
     def prefix(self, name: str) -> str:
         """The prefix of the next meeting of this communicator."""
         self._builds[name] += 1
-        return f"pitstop/{name}/{self._epoch}.{self._builds[name]}/"
+        return f"pitstop/{name}/{self._series}.{self.epoch}.{self._builds[name]}/"
 
 
 class Communicator:
@@ -103,6 +109,7 @@ class Communicator:
         self.restore_use = False
         self._store = store
         self._inner: ProcessGroup | None = None
+        self._timeout = options.timeout  # as far as known, of ``_inner``
 
     def __str__(self) -> str:
         names = ", ".join(handle.description for handle in self.handles) or self.name
@@ -120,6 +127,11 @@ class Communicator:
         return self._inner
 
     @property
+    def ready(self) -> bool:
+        """Whether collectives can run."""
+        return self.state is CommunicatorState.LIVE
+
+    @property
     def backend(self) -> Any:
         """Torch's backend object of the inner group, also while suspended; None if released."""
         return None if self._inner is None else self._inner._get_backend(self.library.device_types[0])
@@ -127,7 +139,7 @@ class Communicator:
     @property
     def used(self) -> bool:
         """Whether anything is held: NCCL makes its communicator at the first collective, gloo at once."""
-        if self._inner is None:
+        if self._inner is None or self.state is CommunicatorState.BROKEN:
             return False
         return self.library is Library.GLOO or bool(self.backend._is_initialized())
 
@@ -135,11 +147,33 @@ class Communicator:
         """Make the communicator (with NCCL: the object; memory is taken by the first collective)."""
         if self.state is CommunicatorState.LIVE:
             return
-        store = PrefixStore(self._rendezvous.prefix(self.name), self._store)
-        self._inner = build_group(
-            self.library, store, self.ranks, self.rank, self.options, self.max_ctas, self.name
-        )
+        self.release()  # of what is suspended or broken, nothing may be left behind
+        meeting = self._rendezvous
+        epoch, store = meeting.epoch, PrefixStore(meeting.prefix(self.name), self._store)
+        try:
+            inner = build_group(
+                self.library,
+                store,
+                self.ranks,
+                self.rank,
+                self.options,
+                self.max_ctas,
+                self.name,
+                meeting.limit_s,
+            )
+        except RuntimeError as error:
+            raise SwitchError(f"{self} could not be built: {first_line(error)}") from error
+        if meeting.epoch != epoch:
+            raise SwitchError(f"{self} was built too late: all ranks had given it up")
+        self._inner = inner
+        self._timeout = self.options.timeout
         self._enter(CommunicatorState.LIVE)
+
+    def open(self) -> None:
+        """Take what a weight sync needs and a pause may not hold: of a communicator, nothing."""
+
+    def close(self) -> None:
+        """Give back what ``open`` took."""
 
     def connect(self) -> None:
         """Make NCCL's communicator now, not at the first collective, if the group was made with a bound device."""
@@ -148,13 +182,11 @@ class Communicator:
 
     def release(self) -> None:
         """Destroy the communicator; does nothing if there is none."""
-        was_used = self.used
-        inner, self._inner = self._inner, None
+        inner, broken = self._inner, self.state is CommunicatorState.BROKEN
         if inner is None:
             return
-        self.restore_use = self.restore_use or was_used
-        self._keep_timeout(inner)
-        broken = self.state is CommunicatorState.BROKEN
+        self._look_back(inner)
+        self._inner = None
         self._enter(CommunicatorState.RELEASED)
         if broken:
             return
@@ -197,6 +229,7 @@ class Communicator:
         inner = self._inner
         if inner is None or self.state is CommunicatorState.BROKEN:
             return
+        self._look_back(inner)
         self._enter(CommunicatorState.BROKEN)
         try:
             inner.abort()
@@ -209,17 +242,48 @@ class Communicator:
             return 0
         return nccl.memory_bytes(self.backend)
 
-    def _keep_timeout(self, inner: ProcessGroup) -> None:
-        """A timeout set since (torch sets it on the backend directly) holds for the rebuilt one too."""
-        backend = inner._get_backend(self.library.device_types[0])
-        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
-        if timeout is not None:
-            self.options.timeout = timeout
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time limit of collectives, of this communicator and of those rebuilt for its groups."""
+        if self._inner is not None:
+            self._inner.set_timeout(timeout)
+        self._adopt(timeout)
+
+    def _look_back(self, inner: ProcessGroup) -> None:
+        """Keep what a rebuilt communicator has to know: whether this one was used, and a new time limit.
+
+        Torch sets a time limit on the backend without asking the group.
+        """
+        try:
+            self.restore_use = self.restore_use or self.used
+            backend = inner._get_backend(self.library.device_types[0])
+            timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+        except RuntimeError as error:
+            _log.debug("%s cannot be asked any more: %s", self, error)
+            self.restore_use, timeout = True, None
+        if timeout not in (None, self._timeout):
+            self._adopt(timeout)
+
+    def _adopt(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        for options in (self.options, *(handle.options for handle in self.handles)):
+            options.timeout = timeout
 
     def _enter(self, state: CommunicatorState) -> None:
         self.state = state
+        self._follow()
+
+    def _follow(self) -> None:
         for handle in self.handles:
             handle.follow()
+
+
+def forget_coalescing(group: ProcessGroup) -> None:
+    """Before an error leaves a collective: drop what torch has collected of the group.
+
+    Torch opens a coalescing block before it asks the group, and never closes one that an error leaves: later
+    collectives would be collected there and silently not run.
+    """
+    dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)
 
 
 def build_group(
@@ -230,16 +294,26 @@ def build_group(
     options: GroupOptions,
     max_ctas: int | None,
     name: str,
+    meeting_s: float | None = None,
 ) -> ProcessGroup:
-    """A group of torch's own class that torch's registry of groups does not know."""
+    """A group of torch's own class that torch's registry of groups does not know.
+
+    With gloo, its members meet now, and wait ``meeting_s`` for each other.
+    """
     backend: Any
     if library is Library.NCCL:
         kind = ProcessGroup.BackendType.NCCL
         backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options.nccl(ranks, name, max_ctas))
     else:
         kind = ProcessGroup.BackendType.GLOO
+        limit = options.timeout if meeting_s is None else timedelta(seconds=meeting_s)
+        if meeting_s is not None:
+            # Gloo would wait for members as long as for a message, and has but one limit for both. Twice: who has
+            # given up after the first time is found missing at the second, and nobody goes on to connect to it.
+            _meet(store, rank, len(ranks), limit, "here", "all here")
         backend = dist.ProcessGroupGloo(store, rank, len(ranks), timeout=options.timeout)
-    backend._set_sequence_number_for_group()
+        # Who is done first must not close the group, or end, while another one still connects to it.
+        _meet(store, rank, len(ranks), limit, "connected")
     group = ProcessGroup(store, rank, len(ranks))
     group._set_default_backend(kind)
     if options.device is not None:
@@ -249,6 +323,13 @@ def build_group(
     group._set_group_name(name)
     group._set_group_desc("pitstop:inner")
     return group
+
+
+def _meet(store: Store, rank: int, size: int, limit: timedelta, *places: str) -> None:
+    """Wait until all members have come to each place."""
+    for place in places:
+        store.set(f"{place}/{rank}", "")
+        store.wait([f"{place}/{member}" for member in range(size)], limit)
 
 
 def _short(ranks: tuple[int, ...]) -> str:

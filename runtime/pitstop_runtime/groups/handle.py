@@ -4,21 +4,22 @@ A trainer keeps references to groups in scores of places, so the handle stays an
 Torch makes and registers the handle itself (``backend`` registers how), hence names, ranks, functional
 collectives, device meshes and object collectives find it like any other group.
 
-Every call goes to the communicator's own group in one step, ``self._live``. While there is no communicator
-that is an object which raises: a collective on a released group fails at once and says why, it never hangs.
+Every call goes to the communicator's own group in one step. While there is no communicator, ``_live`` is an
+object which raises: a collective on a released group fails at once and says why, it never hangs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
 from torch.distributed import ProcessGroup
 
 from pitstop_runtime.errors import GroupReleasedError
-from pitstop_runtime.groups.communicator import Communicator, CommunicatorState, Library
+from pitstop_runtime.groups.communicator import Communicator, CommunicatorState, Library, forget_coalescing
 from pitstop_runtime.groups.options import GroupOptions
 
 BACKEND_NAME: Final = "pitstop"
@@ -47,6 +48,8 @@ _FORWARDED = (
     "barrier",
     "broadcast",
     "gather",
+    "gather_into_tensor",
+    "gather_single",
     "monitored_barrier",
     "recv",
     "recv_anysource",
@@ -60,6 +63,15 @@ _FORWARDED = (
 )
 
 
+_WAKE_UP = (
+    "Call wake_up() of the SwitchManager first, or do this before sleep(); "
+    "weights are gathered inside update_weights()."
+)
+_REMEDIES = {
+    CommunicatorState.BROKEN: "It was broken off after an error on this rank or another: the log says which."
+}
+
+
 class _NotLive:
     """Stands where a live group would: any use raises."""
 
@@ -67,7 +79,7 @@ class _NotLive:
         self._handle = handle
 
     def __getattr__(self, name: str) -> NoReturn:
-        self._handle._refuse(name)
+        self._handle.refuse(name)
 
 
 class ManagedGroup(ProcessGroup):
@@ -119,15 +131,38 @@ class ManagedGroup(ProcessGroup):
     def follow(self) -> None:
         """Point at what is live now."""
         source = self.communicator
-        if source.state is not CommunicatorState.LIVE and self._exporting and self.export is not None:
+        if not source.ready and self._exporting and self.export is not None:
             source = self.export
-        self._live = source.inner if source.state is CommunicatorState.LIVE else self._not_live
+        self._point_at(source.inner if source.ready else self._not_live)
 
-    def _refuse(self, operation: str) -> NoReturn:
+    def _point_at(self, live: Any) -> None:
+        self._live = live
+        for name in _DEFINED:
+            if type(live) is ProcessGroup:  # torch's own; isinstance asks it for attributes
+                # Found before the method of the class, this saves a call its way through Python
+                # (benchmarks/handle_call.py). It is a partial since pybind11 takes the bare method of another
+                # group for its own: calls from C++ would not come here any more.
+                self.__dict__[name] = partial(getattr(live, name))
+            else:
+                self.__dict__.pop(name, None)
+
+    def live(self, operation: str) -> Any:
+        """The live group below, for an operation.
+
+        Raises:
+            GroupReleasedError: there is none.
+        """
+        if self._live is self._not_live:
+            self.refuse(operation)
+        return self._live
+
+    def refuse(self, operation: str) -> NoReturn:
+        """Raise: there is no live communicator."""
+        forget_coalescing(self)
+        state = self.communicator.state
         raise GroupReleasedError(
             f"{operation} on process group {self.description} (name {self._name!r}, ranks {list(self.ranks)[:8]}): "
-            f"its communicator is {self.communicator.state}. Call wake_up() of the SwitchManager first, or do "
-            "this before sleep(); weights are gathered inside update_weights()."
+            f"its communicator is {state}. {_REMEDIES.get(state, _WAKE_UP)}"
         )
 
     # What torch asks of a group itself.
@@ -184,9 +219,8 @@ class ManagedGroup(ProcessGroup):
         return self._live._get_backend(device)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit of collectives, for rebuilt communicators too."""
-        self.options.timeout = timeout
-        self._live.set_timeout(timeout)
+        """Set the time limit of collectives, of the communicator and of those rebuilt for it."""
+        self.communicator.set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Destroy the communicator, as torch's ``destroy_process_group`` asks; again, it does nothing."""
@@ -202,7 +236,7 @@ def _leave(handle: ManagedGroup, end: Callable[[Communicator], None]) -> None:
     own = handle.communicator
     if [other for other in own.handles if other is not handle]:
         own.handles.remove(handle)
-        handle._live = handle._not_live
+        handle._point_at(handle._not_live)
     else:
         end(own)
     if handle.export is not None and handle in handle.export.handles:
@@ -219,6 +253,6 @@ def _forward(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in _FORWARDED:
-    if hasattr(ProcessGroup, _name):
-        setattr(ManagedGroup, _name, _forward(_name))
+_DEFINED = tuple(name for name in _FORWARDED if hasattr(ProcessGroup, name))
+for _name in _DEFINED:
+    setattr(ManagedGroup, _name, _forward(_name))

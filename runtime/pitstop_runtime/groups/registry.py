@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from pitstop.inventory.lanes import Lane, is_bulk, lane_of
-from pitstop.plan import Plan
+from pitstop.inventory.caps import cap_of
+from pitstop.inventory.lanes import Lane, is_bulk, lane_of, shared_parts
+from pitstop.plan import Export, Plan
+from pitstop_runtime.background import on_current_device
 from pitstop_runtime.groups import p2p
 from pitstop_runtime.groups.communicator import (
     Communicator,
@@ -23,6 +25,7 @@ from pitstop_runtime.groups.communicator import (
     Rendezvous,
     build_group,
 )
+from pitstop_runtime.groups.copies import PeerCopies
 from pitstop_runtime.groups.handle import BACKEND_NAME, ManagedGroup
 from pitstop_runtime.groups.options import GroupOptions
 
@@ -43,7 +46,9 @@ class Wiring:
 
     share: bool = False
     cold_max_ctas: int | None = None
-    export_max_ctas: int | None = None  # None: no export communicators
+    hot_max_ctas: int | None = None
+    export: Export = Export.TRAINING
+    export_max_ctas: int | None = None
     manage_world: bool = True
 
     @classmethod
@@ -52,7 +57,9 @@ class Wiring:
         return cls(
             share=plan.share,
             cold_max_ctas=plan.cold_max_ctas,
-            export_max_ctas=plan.export_max_ctas if plan.dedicated_export else None,
+            hot_max_ctas=plan.hot_max_ctas,
+            export=plan.export,
+            export_max_ctas=plan.export_max_ctas if plan.export is Export.COMMUNICATOR else None,
             manage_world=manage_world,
         )
 
@@ -65,6 +72,7 @@ class Registry:
         self.wiring = Wiring()
         self.rendezvous = Rendezvous()
         self.export_kinds: frozenset[str] = EXPORT_KINDS
+        self.devices: Mapping[int, str] = {}  # by global rank, once the ranks have compared them
         self._lock = threading.RLock()
         self._indices = itertools.count()
 
@@ -115,11 +123,12 @@ class Registry:
 
     # Wiring.
 
-    def rewire(self, wiring: Wiring) -> bool:
+    def rewire(self, wiring: Wiring, cool_down: Callable[[], None] = lambda: None) -> bool:
         """Map handles to communicators anew; returns whether anything changed.
 
         Call it on all ranks at the same point, with nothing under way: communicators that do not fit the new
         wiring are destroyed, and what was live is live again afterwards (with NCCL, from its next collective).
+        ``cool_down`` is called in between, for ports to become free.
         """
         with self._lock:
             self.wiring = wiring
@@ -129,6 +138,8 @@ class Registry:
             live = any(c.state is CommunicatorState.LIVE for c in old)
             used = {h for c in old if c.used or c.restore_use for h in c.handles}
             release(old)
+            if live:
+                cool_down()
             for members, cap in changed:
                 communicator = self._communicator(members[0], cap)
                 communicator.restore_use = not used.isdisjoint(members)
@@ -142,20 +153,20 @@ class Registry:
         """Handles in sets that each get one communicator, by the order of their first ones."""
         if not self.wiring.share:
             return [[handle] for handle in self.managed()]
-        alike: dict[tuple[object, ...], dict[object, list[ManagedGroup]]] = {}
-        for handle in self.managed():
-            lane: object = lane_of(handle.description)
-            if lane is Lane.OWN:
-                lane = handle
-            key = (handle.library, handle.ranks, handle.options.key)
-            alike.setdefault(key, {}).setdefault(lane, []).append(handle)
-        parts = [part for lanes in alike.values() for part in _joined(lanes)]
-        return sorted(parts, key=lambda part: part[0].index)
+        return shared_parts(
+            self.managed(),
+            lambda handle: handle.description,
+            lambda handle: (handle.library, handle.ranks, handle.options.key),
+        )
 
     def _cap(self, members: Sequence[ManagedGroup]) -> int | None:
-        """Channel cap of a communicator: none if one of its groups carries more than a few numbers."""
-        bulk = any(is_bulk(handle.description) and not self._is_idle_world(handle) for handle in members)
-        return None if bulk else self.wiring.cold_max_ctas
+        """Channel cap of a communicator: that of hot ones if one of its groups carries more than a few numbers."""
+        return cap_of(
+            self.wiring.cold_max_ctas,
+            self.wiring.hot_max_ctas,
+            bulk=any(is_bulk(handle.description) and not self._is_idle_world(handle) for handle in members),
+            same_gpu=len({self.devices.get(rank) for rank in members[0].ranks} - {None}) == 1,
+        )
 
     def _is_idle_world(self, handle: ManagedGroup) -> bool:
         """Whether this is the default group beside Megatron's: it carries barriers and objects there.
@@ -167,16 +178,17 @@ class Registry:
         return any(lane_of(other.description) is not Lane.OWN for other in self.handles)
 
     def _rewire_exports(self) -> bool:
-        cap = self.wiring.export_max_ctas
+        way, cap = self.wiring.export, self.wiring.export_max_ctas
+        kind = PeerCopies if way is Export.COPIES else Communicator
         exporting: dict[tuple[object, ...], list[ManagedGroup]] = {}
-        for handle in self.managed() if cap is not None else ():
+        for handle in self.managed() if way is not Export.TRAINING else ():
             if handle.description in self.export_kinds:
                 exporting.setdefault((handle.library, handle.ranks), []).append(handle)
         fitting = {
             id(part[0].export)
             for part in exporting.values()
             if (export := part[0].export) is not None
-            and export.max_ctas == cap
+            and (type(export), export.max_ctas) == (kind, cap)
             and export.handles == part
             and export.state is CommunicatorState.LIVE
         }
@@ -187,15 +199,21 @@ class Registry:
         release(old)
         missing = [part for part in exporting.values() if part[0].export is None]
         for part in missing:
-            export = self._communicator(part[0], cap, prefix="export/")
+            export = self._communicator(part[0], cap, kind, prefix="export/")
             export.handles = part
             for handle in part:
                 handle.export = export
             export.build()
         return bool(old or missing)
 
-    def _communicator(self, owner: ManagedGroup, max_ctas: int | None, prefix: str = "") -> Communicator:
-        return Communicator(
+    def _communicator(
+        self,
+        owner: ManagedGroup,
+        max_ctas: int | None,
+        kind: type[Communicator] = Communicator,
+        prefix: str = "",
+    ) -> Communicator:
+        return kind(
             prefix + owner.group_name,
             owner.library,
             owner.own_store,
@@ -224,29 +242,9 @@ def _run(actions: Sequence[Callable[[], None]], *, side_by_side: bool) -> None:
         for action in actions:
             action()
         return
-    device = torch.cuda.current_device() if torch.cuda.is_available() else None
-
-    def on_device(action: Callable[[], None]) -> None:
-        if device is not None:
-            torch.cuda.set_device(device)
-        action()
-
     with ThreadPoolExecutor(max_workers=len(actions), thread_name_prefix="pitstop-groups") as pool:
-        # The list raises what an action raised.
-        list(pool.map(on_device, actions))
-
-
-def _joined(lanes: dict[object, list[ManagedGroup]]) -> list[list[ManagedGroup]]:
-    """Parts of one rank set: groups without a lane ride on the coldest part there is."""
-    free = lanes.pop(None, [])
-    parts = list(lanes.values())
-    if not free:
-        return parts
-    riders = [part for part in parts if lane_of(part[0].description) is not Lane.OWN]
-    if not riders:
-        return [*parts, free]
-    carrier = min(riders, key=lambda part: (any(is_bulk(h.description) for h in part), part[0].index))
-    return [sorted([*part, *free], key=lambda h: h.index) if part is carrier else part for part in parts]
+        for done in [pool.submit(on_current_device(action)) for action in actions]:
+            done.result()  # raises what the action raised
 
 
 def _fits(members: Sequence[ManagedGroup], cap: int | None) -> bool:

@@ -71,25 +71,34 @@ class RankStep:
 
 
 class Reduction:
-    """Reduces steps in a thread; ``sink`` gets a record on rank 0. Made by all ranks at the same point."""
+    """Reduces steps in a thread; ``sink`` gets a record on rank 0. Made by all ranks at the same point.
 
-    def __init__(self, timeout_s: float, sink: Callable[[StepRecord], None] | None) -> None:
-        limit = timedelta(seconds=timeout_s)
+    A rank waits ``timeout_s`` for the others' steps, but only ``meeting_s`` for them to be there now.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        sink: Callable[[StepRecord], None] | None,
+        meeting_s: float | None = None,
+    ) -> None:
+        limit = timedelta(seconds=meeting_s or timeout_s)
         self._group = dist.new_group(backend="gloo", timeout=limit, group_desc="PITSTOP_TELEMETRY")
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), self._group)
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._sink = sink
-        self._queue: queue.Queue[RankStep | None] = queue.Queue(_QUEUE)
+        self._queue: queue.SimpleQueue[RankStep | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pitstop-reduction", daemon=True)
         self._thread.start()
 
     def submit(self, step: RankStep) -> None:
         """Hand a step over; every rank has to hand over the same steps."""
-        if not self._thread.is_alive():  # it ends at its first failure
+        if not self._thread.is_alive():  # it ends when ranks cannot be reached
             return
-        try:
-            self._queue.put_nowait(step)
-        except queue.Full:
+        if self._queue.qsize() >= _QUEUE:
             _log.warning("step %d is not recorded: %d steps wait to be reduced", step.step, _QUEUE)
+            return
+        self._queue.put(step)
 
     def close(self, timeout_s: float) -> None:
         """Reduce what is there and end the thread."""
@@ -104,11 +113,18 @@ class Reduction:
         while (step := self._queue.get()) is not None:
             try:
                 rows = self._gather(step.row())
-                if rows is not None and self._sink is not None:
-                    self._sink(record_of(step, rows))
             except Exception as error:  # telemetry never harms a run
                 _log.warning("step records end here: %s", first_line(error))
                 return
+            if rows is not None and self._sink is not None:
+                self._hand_over(step, rows, self._sink)
+
+    @staticmethod
+    def _hand_over(step: RankStep, rows: torch.Tensor, sink: Callable[[StepRecord], None]) -> None:
+        try:
+            sink(record_of(step, rows))
+        except Exception as error:  # the next one may be fine
+            _log.warning("step %d is not recorded: %s", step.step, first_line(error))
 
     def _gather(self, row: torch.Tensor) -> torch.Tensor | None:
         """Rows of all ranks on rank 0, shape (ranks, numbers)."""

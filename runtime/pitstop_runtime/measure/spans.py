@@ -16,6 +16,13 @@ from dataclasses import dataclass, field
 from pitstop.components import Component, Phase
 
 Observer = Callable[[Phase, Component], None]
+_PLACE = "pitstop_place"
+
+
+def place_of(error: BaseException) -> str | None:
+    """The component in which an error was raised, None if it was in none."""
+    place: str | None = vars(error).get(_PLACE)
+    return place
 
 
 @dataclass(slots=True)
@@ -28,7 +35,10 @@ class PhaseSpans:
 
 
 class Spans:
-    """Collects the spans of one switch; ``observer`` is called as each component begins (for NVTX ranges, say)."""
+    """Collects the spans of one switch; ``observer`` is called as each component begins (for NVTX ranges, say).
+
+    ``now`` is the component that is waited for, or the one that has just raised, for messages.
+    """
 
     def __init__(self, synchronize: Callable[[], None], observer: Observer | None = None) -> None:
         self.phases: dict[Phase, PhaseSpans] = {}
@@ -52,7 +62,6 @@ class Spans:
 
     def component(self, phase: Phase, component: Component) -> AbstractContextManager[None]:
         """Time a component that the phase waits for."""
-        self.now = (phase, component)
         return self._timed(phase, component, overlapped=False)
 
     def overlapped(self, phase: Phase, component: Component) -> AbstractContextManager[None]:
@@ -62,12 +71,19 @@ class Spans:
     @contextmanager
     def _timed(self, phase: Phase, component: Component, *, overlapped: bool) -> Iterator[None]:
         start = time.perf_counter()
+        if not overlapped:
+            self.now = (phase, component)
         try:
             if self._observer is not None:
                 self._observer(phase, component)
             yield
+        except BaseException as error:
+            vars(error).setdefault(_PLACE, f"{phase}/{component}")
+            raise
         finally:
             seconds = time.perf_counter() - start
             with self._lock:
                 spans = self.phases.setdefault(phase, PhaseSpans())
                 (spans.overlapped_s if overlapped else spans.components_s)[component] += seconds
+        if not overlapped:
+            self.now = None
