@@ -18,8 +18,9 @@ MEGATRON := megatron-core==0.16.1 einops
 # The memory saver's real binary runs in tests over a stand-in CUDA driver (tests/fake_cuda). It requires nothing else.
 SAVER := torch_memory_saver==0.0.10
 PYTEST := -m pytest -n 2
-# The service is tested once, with the rest on Python 3.11: nothing of it differs between the two.
-PURE_TESTS := $(wildcard tests/core tests/simulator)
+# What a library of another version could change is tested on both Pythons; the service and the simulator's numbers are
+# not, for nothing of them differs between the two.
+PURE_TESTS := $(wildcard tests/core)
 
 export PIP_ROOT_USER_ACTION := ignore
 
@@ -50,10 +51,16 @@ check: $(VENV)/.stamp-dev ## Lint, format, types, import rules; evidence and cal
 	$(VENV)/bin/pitstop calibrate check
 
 # Megatron-core 0.19 adds the commit of the repository around it to its version: the ceiling hides ours from it.
+IN_VENV_TEST := GIT_CEILING_DIRECTORIES="$(CURDIR)/$(VENV_TEST)" PITSTOP_MEGATRON_019="$(CURDIR)/$(MEGATRON_019)" \
+  $(VENV_TEST)/bin/python
+
 .PHONY: test
-test: $(VENV_TEST)/.stamp check test-312 ## Check, then all tests with torch and Megatron-core, the pure ones on Python 3.12 too.
-	GIT_CEILING_DIRECTORIES="$(CURDIR)/$(VENV_TEST)" PITSTOP_MEGATRON_019="$(CURDIR)/$(MEGATRON_019)" \
-	  $(VENV_TEST)/bin/python $(PYTEST)
+test: $(VENV_TEST)/.stamp check test-312 ## Check, then all tests with torch and Megatron-core, those of the core on Python 3.12 too.
+	$(IN_VENV_TEST) $(PYTEST) -m 'not fault'
+
+.PHONY: faults
+faults: $(VENV_TEST)/.stamp ## Let ranks fail, stall and die, and the service be away: nothing hangs, nothing is lost.
+	$(IN_VENV_TEST) $(PYTEST) -m fault
 
 .PHONY: test-312
 test-312: ## The tests that need no torch, on Python 3.12 if there is one.

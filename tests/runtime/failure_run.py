@@ -1,6 +1,6 @@
 """Four gloo ranks, one of which fails. Cells in, what the ranks saw out, as JSON.
 
-    PYTHONPATH=tests python tests/runtime/failure_run.py < cells.json
+    PYTHONPATH=tests python tests/runtime/failure_run.py < lists_of_cells.jsonl
 
 Each cell has processes of its own, forked from this one. All run at the same time, but only as many as there are
 tokens are doing more than waiting: time limits are short here, and must not be missed for want of CPUs.
@@ -294,6 +294,10 @@ class Turns:
             self._settled[cell] = 1
             os.write(self._given_back, b".")
 
+    def close(self) -> None:
+        os.close(self._taken)
+        os.close(self._given_back)
+
     def is_settled(self, cell: int) -> bool:
         return bool(self._settled[cell])
 
@@ -325,12 +329,12 @@ def play_all(cells: list[dict[str, Any]], folder: Path) -> list[Any]:
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
+    turns.close()
     return [json.loads((folder / str(number)).read_text()) for number in range(len(cells))]
 
 
 def main() -> None:
-    """Answer a list of cells on the standard input with the time limits in one line and the cells' ranks in another."""
-    cells = json.load(sys.stdin)
+    """Answer each list of cells on the standard input with the longest wait in seconds and what the ranks saw."""
     control._GRACE_S = GRACE_S
     facts._version = functools.cache(facts._version)  # ranks need not look into the packages' files again
     for package in ("torch_memory_saver", "megatron-core"):
@@ -338,9 +342,9 @@ def main() -> None:
     gc.freeze()  # a collection in a forked process would write to, and so copy, the pages of all that was imported
     # A component, the agreement that follows, and who is missing there: found by one, read by the others.
     longest_s = HASTY.timeout_s + HASTY.agreement_s + 2 * GRACE_S
-    print(json.dumps({"longest_s": longest_s}), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(play_all(cells, Path(folder))), flush=True)
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps([longest_s, play_all(json.loads(line), Path(folder))]), flush=True)
 
 
 if __name__ == "__main__":

@@ -65,17 +65,17 @@ def stuck() -> Iterator[Callable[[], None]]:
 
 def test_the_time_limit_counts_from_the_start_and_names_what_is_under_way(stuck: Callable[[], None]) -> None:
     busy_with = ["releasing communicator A"]
-    job = Background(stuck, 0.3, lambda: busy_with[0])
-    time.sleep(0.2)
+    job = Background(stuck, 2.0, lambda: busy_with[0])
+    time.sleep(1.5)
     busy_with[0] = "releasing communicator B"
     started = time.monotonic()
-    with pytest.raises(SwitchError, match=r"^releasing communicator B did not end within 0\.3 s$"):
+    with pytest.raises(SwitchError, match=r"^releasing communicator B did not end within 2 s$"):
         job.join()
-    assert time.monotonic() - started < 0.25
+    assert time.monotonic() - started < 1.9
     started = time.monotonic()
     with pytest.raises(SwitchError, match="did not end"):
         job.join()
-    assert time.monotonic() - started < 0.05
+    assert time.monotonic() - started < 1.0
 
 
 def test_the_end_counts_even_if_join_comes_late() -> None:

@@ -176,9 +176,9 @@ def test_silence_is_a_failure_within_the_time_limit(sent: dict[int, Contribution
     total = torch.stack(sent[2]).sum(0)
     well = MadeUp(2, lambda _: total, name="dp")
     started = time.monotonic()
-    with pytest.raises(CanaryError, match=r"^communicator pp over ranks \[0, 1\]: no answer within 0\.2 s$"):
-        check(well, failing("pp", done=False), failing("ep", done=False), timeout_s=0.2)
-    assert 0.2 <= time.monotonic() - started < 1.0, "one limit for all, not one for each"
+    with pytest.raises(CanaryError, match=r"^communicator pp over ranks \[0, 1\]: no answer within 1 s$"):
+        check(well, failing("pp", done=False), failing("ep", done=False), timeout_s=1.0)
+    assert 1.0 <= time.monotonic() - started < 1.9, "one limit for all, not one for each"
 
 
 def test_silence_is_not_waited_for_if_a_rank_is_missing() -> None:
@@ -233,7 +233,7 @@ def run(canary: Canary, found: list[Communicator]) -> str:
     try:
         canary.run(found)
     except CanaryError as error:
-        assert time.monotonic() - started < canary.timeout_s + 1.0
+        assert time.monotonic() - started < canary.timeout_s + 5.0
         return str(error)
     return "well"
 

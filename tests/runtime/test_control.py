@@ -18,7 +18,7 @@ from pitstop_runtime.control import Control, Objection
 from pitstop_runtime.errors import RankFailedError, SwitchError
 
 RANKS = 3
-PATIENT_S = 10.0
+PATIENT_S = 20.0
 HASTY_S = 0.6
 LOAD_S = 5.0  # for which a busy machine may leave a rank without a CPU
 
@@ -107,21 +107,21 @@ def test_exchanges_are_alike_on_all_ranks() -> None:
         }
 
 
-def case_nobody_hurries_ahead() -> float:
-    """Rank 1 comes late; how long the others waited in the agreement."""
+def case_nobody_hurries_ahead() -> tuple[float, float]:
+    """Rank 1 comes late; when each rank came to the agreement and left it, by the clock of the machine."""
     control = Control(PATIENT_S)
     control.agree("start")
     if control.rank == 1:
         time.sleep(0.4)
-    started = time.monotonic()
+    came = time.monotonic()
     control.agree("end")
-    return time.monotonic() - started
+    return came, time.monotonic()
 
 
 def test_an_agreement_waits_for_all() -> None:
-    first, late, last = on_ranks(case_nobody_hurries_ahead, RANKS)
-    assert min(first, last) > 0.3
-    assert late < 0.3
+    came, left = zip(*on_ranks(case_nobody_hurries_ahead, RANKS), strict=True)
+    assert came[1] == max(came)
+    assert min(left) >= max(came)
 
 
 # Alarms: for ranks that wait inside somebody else's collective.
@@ -180,7 +180,7 @@ def case_quiet_watch() -> tuple[list[str], float]:
 def test_a_watch_without_an_alarm_ends_at_once() -> None:
     for heard, seconds in on_ranks(case_quiet_watch, RANKS):
         assert heard == []
-        assert seconds < 0.5
+        assert seconds < LOAD_S
 
 
 # Meetings, and what ranks note of themselves.
@@ -279,7 +279,7 @@ def test_a_rank_sees_that_others_wait_for_it_in_vain() -> None:
 
 def case_lost(way: str, what: str) -> tuple[float, str] | None:
     """How long a rank waits, and what it hears, if rank 2 dies, stalls, or is late for the same call."""
-    module._GRACE_S, module._LOOK_S = 1.0, 0.1
+    module._GRACE_S, module._LOOK_S = LOAD_S if way == "late" else 1.0, 0.1
     control = Control(PATIENT_S if way == "dies" else HASTY_S)
     calls = {
         "agree": lambda: control.agree("sleep"),
@@ -312,7 +312,7 @@ def case_lost(way: str, what: str) -> tuple[float, str] | None:
 def test_a_rank_that_died_is_named_by_all_before_their_time_limit(what: str, said: str) -> None:
     *living, _ = on_ranks(case_lost, RANKS, "dies", what)
     for rank, (seconds, text) in enumerate(living):
-        assert seconds < PATIENT_S / 2
+        assert seconds < PATIENT_S
         assert text.startswith(f"rank {rank} waited for all ranks ({said}) for at most {PATIENT_S:g} s; ")
         assert "; missing: rank 2. Cause: " in text
         assert text.endswith("Restart the job from its last checkpoint.")
@@ -321,7 +321,7 @@ def test_a_rank_that_died_is_named_by_all_before_their_time_limit(what: str, sai
 def test_a_rank_that_stalls_is_named_when_time_is_up() -> None:
     *living, _ = on_ranks(case_lost, RANKS, "stalls", "agree")
     for seconds, text in living:
-        assert HASTY_S <= seconds < HASTY_S + 2.5
+        assert HASTY_S <= seconds < HASTY_S + 2.0 + LOAD_S
         assert f"for at most {HASTY_S:g} s; missing: rank 2. Cause: " in text
 
 

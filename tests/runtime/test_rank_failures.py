@@ -27,34 +27,57 @@ CONTROL = "communicator PITSTOP_CONTROL over all 4 ranks"
 RESTART = "Restart the job from its last checkpoint."
 REFUSAL = "Call shutdown(), and restart from a checkpoint."
 
+pytestmark = pytest.mark.fault
+
 Answer = dict[str, Any]
 
 
-def play(cells: Iterable[dict[str, Any]]) -> tuple[list[Any], dict[str, float]]:
-    """What the ranks of each cell saw (a text if they did not end), and the time limits in force."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")])),
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "failure_run.py")],
-        env=environment,
-        input=json.dumps(list(cells)),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    limits, answers = (json.loads(line) for line in done.stdout.splitlines())
-    return answers, limits
+class Player:
+    """The process that forks the ranks: it imports torch once."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")])),
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(HERE / "failure_run.py")],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def play(self, cells: Iterable[Cell]) -> tuple[float, list[Any]]:
+        """The longest wait in seconds by the limits in force, and what the ranks of each cell saw, or a text."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(
+            json.dumps([asdict(cell) | {"lost": cell.lost} for cell in cells]),
+            file=self._process.stdin,
+            flush=True,
+        )
+        longest_s, answers = json.loads(self._process.stdout.readline())
+        return longest_s, answers
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def player() -> Iterator[Player]:
+    player = Player()
+    yield player
+    player.close()
 
 
 @pytest.mark.parametrize("how", ["raise", "corrupt", "stall", "kill"])
-def test_one_rank_fails(how: str) -> None:
+def test_one_rank_fails(how: str, player: Player) -> None:
     cells = list(all_cells(how))
-    answers, limits = play(asdict(cell) | {"lost": cell.lost} for cell in cells)
-    bound_s = limits["longest_s"] + LOAD_S
+    longest_s, answers = player.play(cells)
+    bound_s = longest_s + LOAD_S
     assert len(answers) == len(cells)
     found = [
         f"{cell}: {problem}"
@@ -165,10 +188,9 @@ def said(cell: Cell, seen: Answer) -> Iterator[str]:
         yield f"the verdict is {text!r}, not {wanted!r}"
 
 
-def test_every_component_of_every_plan_is_in_the_table() -> None:
+def test_every_component_of_every_plan_is_in_the_table(player: Player) -> None:
     plans = list(POINTS)
-    watch = (Cell(plan, Phase.SLEEP, C.CLEAR_MEMORY, "watch", VICTIM) for plan in plans)
-    answers, _ = play(asdict(cell) | {"lost": []} for cell in watch)
+    _, answers = player.play(Cell(plan, Phase.SLEEP, C.CLEAR_MEMORY, "watch", VICTIM) for plan in plans)
     for plan, answer in zip(plans, answers, strict=True):
         assert isinstance(answer, list), answer
         assert len(answer) == WORLD_SIZE

@@ -40,7 +40,7 @@ from pitstop_runtime.telemetry.transport import (
     idempotency_key,
 )
 
-pytestmark = pytest.mark.usefixtures("cheap_clients")
+pytestmark = [pytest.mark.fault, pytest.mark.usefixtures("cheap_clients")]
 
 
 PROBLEM = {"Content-Type": "application/problem+json"}
