@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -45,6 +45,7 @@ FACTS = Facts(
 
 _HERE = Path(__file__).resolve().parent
 _STORE_S = 20.0
+_END_S = 5.0
 
 
 class RankError(AssertionError):
@@ -133,7 +134,13 @@ def _on_rank(job: dict[str, Any], rank: int, world_size: int, rendezvous: str) -
         world_size=world_size,
         timeout=timedelta(seconds=_STORE_S),
     )
-    return getattr(importlib.import_module(job["module"]), job["function"])(*job["arguments"])
+    store = dist.distributed_c10d._get_default_store()
+    result = getattr(importlib.import_module(job["module"]), job["function"])(*job["arguments"])
+    # Who ends first resets its connections, and what another one has not read yet is lost.
+    store.set(f"end/{rank}", "")
+    with suppress(RuntimeError):
+        store.wait([f"end/{other}" for other in range(world_size)], timedelta(seconds=_END_S))
+    return result
 
 
 def _main() -> None:
