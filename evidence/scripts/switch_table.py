@@ -5,52 +5,38 @@ python evidence/scripts/switch_table.py
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections import defaultdict
-from pathlib import Path
 
-PLANS = (
-    "reload",
-    "reload-deferred",
-    "keep-window",
-    "keep",
-    "suspend",
-    "lean",
-    "lean-released",
-    "lean-copies",
-)
-ROWS = Path(__file__).resolve().parent.parent / "rows.csv"
-MIB = 1024**2
+from pitstop.plan import NAMED_PLANS
+from pitstop.units import MIB
+from pitstop_simulator.evidence import Row, load_evidence
 
 
 def main() -> None:
     seconds: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
-    kept: dict[tuple[str, str], dict[str, str]] = {}
+    kept: dict[tuple[str, str], Row] = {}
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with ROWS.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["corpus"] != "h200x2-runtime":
-                continue
-            if row["quantity"] == "switch":
-                seconds[row["layout"]][row["plan"]][row["run"]].append(float(row["value"]))
-            elif row["quantity"].startswith("memory."):
-                kept[row["layout"], row["quantity"].removeprefix("memory.").split("_")[0]] = row
-            elif row["quantity"].startswith("bandwidth."):
-                ratios[row["layout"], row["quantity"].removeprefix("bandwidth.").split("_")[0]].append(
-                    float(row["value"])
-                )
+    for row in load_evidence().select(corpus="h200x2-runtime"):
+        kind, _, what = row.quantity.partition(".")
+        if row.quantity == "switch":
+            seconds[row.layout][row.plan][row.run].append(row.value)
+        elif kind == "memory":
+            kept[row.layout, what.split("_")[0]] = row
+        elif kind == "bandwidth":
+            ratios[row.layout, what.split("_")[0]].append(row.value)
     print("Seconds of a whole switch: mean over runs (runs), and per cent of `reload`\n")
-    print("| layout | " + " | ".join(PLANS) + " |")
-    print("|---" * (len(PLANS) + 1) + "|")
+    print("| layout | " + " | ".join(NAMED_PLANS) + " |")
+    print("|---" * (len(NAMED_PLANS) + 1) + "|")
     for layout, plans in sorted(seconds.items()):
         means = {
             plan: statistics.mean(statistics.mean(v) for v in runs.values()) for plan, runs in plans.items()
         }
         cells = [
-            f"{means[plan]:.2f} ({len(plans[plan])}), {means[plan] / means['reload']:.1%}" for plan in PLANS
+            f"{means[plan]:.2f} ({len(plans[plan])}), {means[plan] / means['reload']:.1%}"
+            for plan in NAMED_PLANS
         ]
         print(f"| {layout} | " + " | ".join(cells) + " |")
     print(
@@ -62,7 +48,7 @@ def main() -> None:
         cells = []
         for kind in ("own", "shared"):
             row = kept[layout, kind]
-            cells.append(f"{row['communicators']}: {float(row['value']) / MIB:,.0f} MiB")
+            cells.append(f"{row.communicators}: {row.value / MIB:,.0f} MiB")
         cells += [" ".join(f"{ratio:.3f}" for ratio in ratios[layout, kind]) for kind in ("own", "shared")]
         print(f"| {layout} | " + " | ".join(cells) + " |")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pitstop.gates.gate import survives
 from pitstop.hardware import Link
-from pitstop.plan import Disposition, Export, Plan
+from pitstop.plan import Disposition, Plan
 from pitstop.prediction import Support, Verdict
 from pitstop.scenario import Scenario
 
@@ -86,8 +87,7 @@ def judge_plan(plan: Plan, scenario: Scenario, general: Support) -> Support:
 
 def condition_of(plan: Plan, scenario: Scenario) -> str | None:
     """What must be shown on the machine before the plan may be carried out there; None if nothing."""
-    keeps = plan.training is not Disposition.DESTROY or plan.export is Export.COMMUNICATOR
-    if keeps and scenario.hardware.nodes > 1:
+    if survives(plan) and scenario.hardware.nodes > 1:
         return (
             "a cross-node canary on this hardware and NCCL: communicators kept across a pause failed between two nodes "
             "elsewhere (radixark/miles#806)"

@@ -29,12 +29,13 @@ warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from rank_server import FACTS  # noqa: E402
 from torch.distributed.distributed_c10d import _set_pg_timeout  # noqa: E402
 
 import pitstop_runtime.groups  # noqa: E402
 from megatron_cpu.launch import RankError, run_ranks  # noqa: E402
 from pitstop.components import Component, Phase  # noqa: E402
-from pitstop.gates import TORCH_MEMORY_SAVER, Facts  # noqa: E402
+from pitstop.gates import TORCH_MEMORY_SAVER  # noqa: E402
 from pitstop_runtime import control, executor, facts  # noqa: E402
 from pitstop_runtime.enabling import Stage  # noqa: E402
 from pitstop_runtime.errors import ForbiddenTransitionError  # noqa: E402
@@ -61,15 +62,6 @@ GROUPS = {
     "TENSOR_MODEL_PARALLEL_GROUP": [[0, 1], [2, 3]],
     "MODEL_PARALLEL_GROUP": [[0, 1], [2, 3]],
 }
-FACTS = Facts(
-    role="actor",
-    colocated=True,
-    fully_async=False,
-    uses_critic=False,
-    uses_cuda_graphs=False,
-    weights_backed_up=True,
-    weight_transfer="ipc",
-)
 
 
 class InjectedError(RuntimeError):

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from group_world import Way, World
-from rank_server import on_ranks
+from rank_server import FACTS, on_ranks
 
-from pitstop.gates import TORCH_MEMORY_SAVER, Facts
+from pitstop.gates import TORCH_MEMORY_SAVER
 from pitstop_runtime.errors import SwitchError
 from pitstop_runtime.executor import Limits
 from pitstop_runtime.groups import CommunicatorState, registry, release
@@ -22,15 +22,6 @@ from pitstop_runtime.saver import NullSaver, Recomputed
 pytestmark = pytest.mark.megatron
 
 LATE_S = 1.0
-FACTS = Facts(
-    role="actor",
-    colocated=True,
-    fully_async=False,
-    uses_critic=False,
-    uses_cuda_graphs=False,
-    weights_backed_up=True,
-    weight_transfer="ipc",
-)
 
 
 def total(group: Any = None) -> float:
